@@ -1,0 +1,116 @@
+"""The prototype bank: one mean embedding per class and how many samples stand behind it.
+
+A class is known where its count is above 0. Unknown classes have a row of zeros that nothing may read: every function
+masks by `known`. A stack of banks (one per client, per helper, per layer) is a bank with leading axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+TINY = 1e-12
+
+
+def unit(x: Tensor) -> Tensor:
+    """Rows on the unit sphere; a zero row stays zero, and its gradient stays finite."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True).clamp_min(TINY))
+
+
+@dataclass(frozen=True)
+class PrototypeBank:
+    """`means[..., C, d]` and `counts[..., C]`. Counts are floating: a weighted mean may stand behind a prototype."""
+
+    means: Tensor
+    counts: Tensor
+
+    @property
+    def known(self) -> Tensor:
+        return self.counts > 0
+
+    @property
+    def num_classes(self) -> int:
+        return self.means.shape[-2]
+
+    @property
+    def dim(self) -> int:
+        return self.means.shape[-1]
+
+    @classmethod
+    def empty(cls, num_classes: int, dim: int, like: Tensor | None = None) -> PrototypeBank:
+        kind = {} if like is None else {"dtype": like.dtype, "device": like.device}
+        return cls(torch.zeros(num_classes, dim, **kind), torch.zeros(num_classes, **kind))  # type: ignore[arg-type]
+
+    @classmethod
+    def from_embeddings(cls, z: Tensor, y: Tensor, num_classes: int, weight: Tensor | None = None) -> PrototypeBank:
+        """Class means of `z[n, d]` by labels `y[n]`, each sample counted by `weight[n]` (1 where not given).
+
+        A matrix product in place of a scatter, so that it runs under `vmap` and has a gradient.
+        """
+        if z.ndim != 2 or y.ndim != 1 or z.shape[0] != y.shape[0]:
+            raise ValueError(f"expected z [n, d] and y [n], got {tuple(z.shape)} and {tuple(y.shape)}")
+        member = (y[:, None] == torch.arange(num_classes, device=y.device)).to(z.dtype)
+        if weight is not None:
+            member = member * weight[:, None].to(z.dtype)
+        counts = member.sum(0)
+        means = (member.T @ z) / torch.where(counts > 0, counts, torch.ones_like(counts))[:, None]
+        return cls(means, counts)
+
+    @classmethod
+    def stack(cls, banks: Sequence[PrototypeBank]) -> PrototypeBank:
+        """One bank with a leading axis, from banks of one shape."""
+        if not banks:
+            raise ValueError("cannot stack an empty list of banks")
+        return cls(torch.stack([b.means for b in banks]), torch.stack([b.counts for b in banks]))
+
+    def __getitem__(self, index: int | slice | Tensor) -> PrototypeBank:
+        """Take from the leading axis of a stack."""
+        if self.means.ndim < 3:
+            raise IndexError("a single bank has no leading axis to index; use .means and .counts")
+        return PrototypeBank(self.means[index], self.counts[index])
+
+    def normalised(self) -> PrototypeBank:
+        """Known prototypes on the unit sphere."""
+        return replace(self, means=unit(self.means))
+
+    def combine(self, other: PrototypeBank) -> PrototypeBank:
+        """The bank of both sets of samples together: means weighted by their counts."""
+        counts = self.counts + other.counts
+        total = self.means * self.counts[..., None] + other.means * other.counts[..., None]
+        return PrototypeBank(total / torch.where(counts > 0, counts, torch.ones_like(counts))[..., None], counts)
+
+    def filled_from(self, other: PrototypeBank) -> PrototypeBank:
+        """Where a class is unknown here, what `other` knows of it."""
+        known = self.known
+        return PrototypeBank(
+            torch.where(known[..., None], self.means, other.means), torch.where(known, self.counts, other.counts)
+        )
+
+    def restricted(self, keep: Tensor) -> PrototypeBank:
+        """Only the classes in the boolean mask `keep[..., C]` stay known."""
+        keep = keep.to(self.counts.dtype)
+        return PrototypeBank(self.means * keep[..., None], self.counts * keep)
+
+    def distances(self, z: Tensor, metric: str = "squared") -> Tensor:
+        """`[n, d] → [..., n, C]`: squared Euclidean, Euclidean or cosine distance; infinite where a class is unknown."""
+        if metric == "cosine":
+            d = 1 - unit(z) @ unit(self.means).transpose(-1, -2)
+        elif metric in ("squared", "euclidean"):
+            p = self.means
+            d = (z * z).sum(-1)[..., :, None] - 2 * z @ p.transpose(-1, -2) + (p * p).sum(-1)[..., None, :]
+            d = d.clamp_min(0)
+            d = torch.sqrt(d + TINY) if metric == "euclidean" else d
+        else:
+            raise ValueError(f"metric must be squared, euclidean or cosine, not {metric!r}")
+        return torch.where(self.known[..., None, :], d, torch.full_like(d, float("inf")))
+
+    def nearest(self, z: Tensor, metric: str = "squared") -> Tensor:
+        """The nearest known class of each row of `z`."""
+        return self.distances(z, metric).argmin(-1)
+
+
+pytree.register_dataclass(PrototypeBank)

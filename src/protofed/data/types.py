@@ -1,0 +1,192 @@
+"""What data is to the rest of protofed: tensors in memory, and indices into them.
+
+Clients do not copy the data set. Each set of samples is a list of row numbers into the shared tensors, so a thousand
+clients cost a thousand index lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ProtofedError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A classification data set as tensors: `x [n, ...]` floating, `y [n]` integers in `0 … num_classes − 1`.
+
+    `group_train` and `group_test` are optional natural client ids (writer, room, patient), one integer a sample.
+    A data set may come without a test part (`x_test=None`); one is then held out from the training part.
+    """
+
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor | None = None
+    y_test: Tensor | None = None
+    num_classes: int = 0
+    group_train: Tensor | None = None
+    group_test: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    name: str = "in-memory"
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x_train: np.ndarray | Tensor,
+        y_train: np.ndarray | Tensor,
+        x_test: np.ndarray | Tensor | None = None,
+        y_test: np.ndarray | Tensor | None = None,
+        *,
+        num_classes: int | None = None,
+        group_train: np.ndarray | Tensor | None = None,
+        group_test: np.ndarray | Tensor | None = None,
+        class_names: tuple[str, ...] = (),
+        name: str = "in-memory",
+    ) -> Dataset:
+        """Check and convert a person's own arrays. Features keep their scale; integer images are scaled to 0 … 1."""
+        labels = [np.asarray(a) for a in (y_train, y_test) if a is not None]
+        for what, y in zip(("y_train", "y_test"), labels, strict=False):
+            if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+                raise ProtofedError(
+                    f"{name}: {what} must be a list of integer labels, got shape {y.shape} of {y.dtype}"
+                )
+        top = max((int(y.max()) for y in labels if y.size), default=-1) + 1
+        count = num_classes if num_classes is not None else max(top, len(class_names))
+        data = cls(
+            _features(x_train, f"{name}: x_train"),
+            torch.as_tensor(labels[0], dtype=torch.int64),
+            None if x_test is None else _features(x_test, f"{name}: x_test"),
+            None if y_test is None else torch.as_tensor(labels[1], dtype=torch.int64),
+            count,
+            _groups(group_train),
+            _groups(group_test),
+            class_names,
+            name,
+        )
+        data.check()
+        return data
+
+    def check(self) -> None:
+        """Raise one clear line where the parts do not fit together."""
+        if (self.x_test is None) != (self.y_test is None):
+            raise ProtofedError(f"{self.name}: x_test and y_test come together; only one is there")
+        parts = [("train", self.x_train, self.y_train, self.group_train)]
+        if self.x_test is not None and self.y_test is not None:
+            parts.append(("test", self.x_test, self.y_test, self.group_test))
+            if self.x_test.shape[1:] != self.x_train.shape[1:]:
+                raise ProtofedError(
+                    f"{self.name}: a test sample has shape {tuple(self.x_test.shape[1:])}, "
+                    f"a training sample {tuple(self.x_train.shape[1:])}; they must be the same"
+                )
+        for part, x, y, group in parts:
+            if len(x) == 0:
+                raise ProtofedError(f"{self.name}: the {part} part is empty")
+            for what, other in (("labels", y), ("group ids", group)):
+                if other is not None and len(other) != len(x):
+                    raise ProtofedError(f"{self.name}: {len(x)} {part} samples but {len(other)} {what}")
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= self.num_classes:
+                raise ProtofedError(
+                    f"{self.name}: {part} labels run from {low} to {high}; expected 0 to {self.num_classes - 1}"
+                )
+            if not bool(torch.isfinite(x).all()):
+                raise ProtofedError(f"{self.name}: the {part} samples hold NaN or infinity")
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return tuple(self.x_train.shape[1:])
+
+    def standardised(self) -> Dataset:
+        """Mean 0 and deviation 1 per channel (images) or per feature (flat samples), by the training part."""
+        axes = (0,) if self.x_train.ndim == 2 else (0, *range(2, self.x_train.ndim))
+        mean = self.x_train.mean(axes, keepdim=True)
+        std = self.x_train.std(axes, keepdim=True)
+        std = torch.where(std > 1e-6, std, torch.ones_like(std))
+        test = None if self.x_test is None else (self.x_test - mean) / std
+        return replace(self, x_train=(self.x_train - mean) / std, x_test=test)
+
+
+def _features(x: np.ndarray | Tensor, what: str) -> Tensor:
+    tensor = torch.as_tensor(np.asarray(x)) if not isinstance(x, Tensor) else x
+    if tensor.ndim < 2:
+        raise ProtofedError(f"{what} must be [samples, ...], got shape {tuple(tensor.shape)}")
+    if tensor.dtype == torch.uint8:
+        return tensor.to(torch.float32) / 255
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        raise ProtofedError(f"{what} must be numbers, got {tensor.dtype}")
+    return tensor.to(torch.float32)
+
+
+def _groups(ids: np.ndarray | Tensor | None) -> Tensor | None:
+    return None if ids is None else torch.as_tensor(np.asarray(ids)).to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Labelled samples: rows `index` of the shared tensors `x`, `y`."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        chosen = self.index[rows]
+        return self.x[chosen], self.y[chosen]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y[self.index]
+
+    def subset(self, rows: Tensor) -> Samples:
+        return replace(self, index=self.index[rows])
+
+
+@dataclass(frozen=True)
+class Unlabelled:
+    """Unlabelled samples. There is no `y` here: what a method cannot reach it cannot read."""
+
+    x: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        return self.x[self.index[rows]]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's data: labelled for training, unlabelled, test, and validation where one was asked for."""
+
+    labelled: Samples
+    test: Samples
+    classes: Tensor  # bool [C]: the classes in its training data
+    unlabelled: Unlabelled | None = None
+    validation: Samples | None = None
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Everything a federation reads. `held_back` (the unlabelled samples' labels) is for measuring only."""
+
+    clients: list[ClientData]
+    num_classes: int
+    sample_shape: tuple[int, ...]
+    central_test: Samples | None = None
+    server: Samples | None = None
+    held_back: list[Tensor | None] = field(default_factory=list)
+    class_names: tuple[str, ...] = ()
+    name: str = ""
+
+    def class_counts(self) -> Tensor:
+        """Clients × classes: how many labelled training samples each holds."""
+        rows = [torch.bincount(c.labelled.labels, minlength=self.num_classes) for c in self.clients]
+        return torch.stack(rows)

@@ -1,0 +1,18 @@
+"""The one exception a person may see: a message that names the file, key or client, what was expected, and what came."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ProtofedError(Exception):
+    """Bad input. The command line prints it as one line and exits with 2; anything else is a bug of ours."""
+
+
+def unknown(kind: str, name: str, choices: Iterable[str]) -> ProtofedError:
+    """An unknown name, with the nearest right spelling first."""
+    known = sorted(choices)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return ProtofedError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")

@@ -1,0 +1,150 @@
+"""The method interface: what is sent, the client's loss, what is returned, the server's update, how to predict.
+
+A method is a frozen dataclass of its settings and the functions below; the defaults here are those of a client that
+learns alone. A method sees tensors, banks and bundles. It does not know which engine runs it, so `client_start`,
+`client_loss` and `client_return` must be pure and free of branches on tensor values: the same body runs for one client
+and, under `torch.func.vmap`, for a stack of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..bank import PrototypeBank
+from ..models.base import Output
+from ..registry import Registry
+from ..wire import Bundle
+
+
+class Batch(NamedTuple):
+    """One step's samples. `weight` is 1 for a sample and 0 for padding; every loss takes it.
+
+    `weak` and `strong` are two views of unlabelled samples, `unlabelled_weight` their padding mask; absent for a method
+    that does not ask for unlabelled data.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    weak: Tensor | None = None
+    strong: Tensor | None = None
+    unlabelled_weight: Tensor | None = None
+
+
+class Network(Protocol):
+    """A client's model as a method sees it: call it for `(embedding, logits)`; `params` are what is being trained.
+
+    `network(x, params)` runs the model with other parameters (a helper's, the received ones, a sum of two sets).
+    """
+
+    params: Mapping[str, Tensor]
+
+    def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output: ...
+
+
+class Trained(Protocol):
+    """A client after local training: its weights, and its model in eval mode over its whole labelled set."""
+
+    weights: Mapping[str, Tensor]  # parameters and floating buffers
+    num_samples: Tensor
+
+    def bank(self) -> PrototypeBank:
+        """Class means of the embeddings of the labelled set."""
+        ...
+
+    def outputs(self) -> tuple[Output, Batch]:
+        """Embeddings and logits of the labelled set, and the set itself."""
+        ...
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a server knows before the first round."""
+
+    num_classes: int
+    dim: int
+    client_sizes: tuple[int, ...]
+    weights: Mapping[str, Tensor]  # the initial model's parameters and floating buffers
+    seed: int
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.client_sizes)
+
+
+class Upload(NamedTuple):
+    """What one client returned."""
+
+    client: int
+    num_samples: int
+    content: Bundle
+
+
+@dataclass(frozen=True)
+class Method:
+    """The settings of a method are the fields of its dataclass."""
+
+    name: ClassVar[str]
+    paper: ClassVar[str] = ""
+    travels: ClassVar[tuple[str, ...]] = ()
+    """Which parts of a `Bundle` are exchanged: `"bank"`, `"weights"`, `"banks.NAME"`, `"tensors.NAME"`, `"scalars.NAME"`."""
+    private_model: ClassVar[bool] = True
+    """Whether each client keeps a model of its own between rounds (and is evaluated by it)."""
+    defaults: ClassVar[Mapping[str, object]] = {}
+    """Run settings this method's paper uses where a person gives none."""
+
+    # --- server -------------------------------------------------------------------------------------------------
+    def server_start(self, setup: Setup) -> Bundle:
+        """The server's state before the first round."""
+        return Bundle()
+
+    def send(self, state: Bundle, client: int, round: int) -> Bundle:
+        """What a client is sent at the start of a round. Return the same object to all to send the same to all."""
+        return Bundle()
+
+    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
+        """The state after a round. `uploads` is never empty; a round nobody returned from changes nothing."""
+        return state
+
+    # --- client -------------------------------------------------------------------------------------------------
+    def client_start(self, weights: Mapping[str, Tensor], received: Bundle) -> Mapping[str, Tensor]:
+        """The model a client trains from: received weights where there are any, else its own."""
+        return {**weights, **received.weights}
+
+    def client_loss(self, network: Network, batch: Batch, received: Bundle, round: int) -> dict[str, Tensor]:
+        """The terms of the loss by name; their sum is minimised."""
+        raise TypeError(f"{type(self).__name__} defines no client_loss")
+
+    def client_return(self, trained: Trained, received: Bundle, round: int) -> Bundle:
+        """What a client returns after local training."""
+        return Bundle()
+
+    # --- prediction ---------------------------------------------------------------------------------------------
+    def evaluation_bank(self, state: Bundle, own: PrototypeBank) -> PrototypeBank:
+        """The bank for nearest-prototype prediction: the global one where a class has one, else the client's own."""
+        return own if state.bank is None else state.bank.filled_from(own)
+
+    def prototype_scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
+        """`[n, C]` scores, highest wins; `bank` is restricted to the classes of the client's training data."""
+        return -bank.distances(z)
+
+
+registry: Registry[Method] = Registry("method")
+register = registry.register
+
+
+def weighted_average(uploads: Sequence[Upload]) -> dict[str, Tensor]:
+    """Weights averaged by the clients' sample counts, summed in float64 so that the order of clients hardly matters."""
+    total = sum(u.num_samples for u in uploads)
+    shares = torch.tensor([u.num_samples / total for u in uploads], dtype=torch.float64)
+    result = {}
+    for name, first in uploads[0].content.weights.items():
+        stacked = torch.stack([u.content.weights[name] for u in uploads])
+        mean = torch.tensordot(shares.to(torch.float64), stacked.to(torch.float64), dims=1)
+        result[name] = mean.to(first.dtype)
+    return result

@@ -1,0 +1,27 @@
+"""Random streams, one per purpose, all derived from the run's seed.
+
+A stream is named by what it is for (`"batches", client, round`), not by how often something was drawn before. So adding a
+client or an evaluation changes no other stream, and resuming needs no generator state: the stream of round 57 is the same
+whether or not rounds 1 to 56 ran in this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def derive(seed: int, *purpose: str | int) -> int:
+    """A 63-bit seed for one purpose of one run."""
+    text = "/".join([str(int(seed)), *map(str, purpose)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def torch_stream(seed: int, *purpose: str | int) -> torch.Generator:
+    return torch.Generator().manual_seed(derive(seed, *purpose))
+
+
+def numpy_stream(seed: int, *purpose: str | int) -> np.random.Generator:
+    return np.random.default_rng(derive(seed, *purpose))
