@@ -1,0 +1,34 @@
+# make setup: the virtual environment with everything in it.  make run: the first comparison.  make test: all tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup run test lint docs clean
+
+setup: $(READY)
+
+# The mark is written last, so a set-up that was cut off is made again.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,hub]"
+	@touch $@
+
+run: $(READY)
+	$(BIN)/protofed compare fedproto fedsap fedavg --config examples/digits.toml --seeds 3
+
+test: lint
+	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/mkdocs serve
+
+clean:
+	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
