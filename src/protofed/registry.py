@@ -7,6 +7,8 @@ instance. Options are checked and converted by their annotations, so `"3"` from 
 from __future__ import annotations
 
 import dataclasses
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +18,11 @@ from .errors import ProtofedError, unknown
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+
+
+def _key(name: str) -> str:
+    """Names match whatever their case, and with `_` for `-`."""
+    return name.lower().replace("_", "-")
 
 
 class Registry(Generic[T]):
@@ -31,19 +38,18 @@ class Registry(Generic[T]):
                 raise TypeError(f"{self.kind} {name!r} must be a dataclass; its fields are its settings")
             entry.name = name  # type: ignore[attr-defined]
             for key in (name, *aliases):
-                self._entries[key] = entry
+                self._entries[_key(key)] = entry  # type: ignore[assignment]
             return entry
 
         return add
 
     def __getitem__(self, name: str) -> type[T]:
-        key = name.lower().replace("_", "-")
-        if key not in self._entries:
+        if name not in self:
             raise unknown(self.kind, name, self.names())
-        return self._entries[key]
+        return self._entries[_key(name)]
 
     def __contains__(self, name: str) -> bool:
-        return name.lower().replace("_", "-") in self._entries
+        return _key(name) in self._entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -56,23 +62,53 @@ class Registry(Generic[T]):
         return {f.name: f for f in dataclasses.fields(self[name]) if f.init}  # type: ignore[arg-type]
 
     def make(self, name: str, options: Mapping[str, Any] | None = None) -> T:
-        entry, known = self[name], self.options(name)
-        for key in options or {}:
-            if key not in known:
-                raise unknown(f"setting of {self.kind} {entry.name!r}:", key, known)  # type: ignore[attr-defined]
+        entry = self[name]
         return coerce(entry, dict(options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
 
 
 def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
-    """Make a dataclass from loosely typed options, or say in one line which one is wrong."""
+    """Make a dataclass from loosely typed options, or say in one line which one is wrong. Unknown keys are errors."""
     try:
-        return pydantic.TypeAdapter(entry).validate_python(dict(options))
+        return pydantic.TypeAdapter(entry).validate_python(_prepare(entry, dict(options), owner))
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{owner}: {first_problem(error)}") from None
 
 
 def first_problem(error: pydantic.ValidationError) -> str:
-    problem = error.errors()[0]
+    """One of pydantic's complaints in one line. Of a union's it is the deepest, from the member that came nearest."""
+    problem = max(error.errors(), key=lambda p: len(p["loc"]))
     where = ".".join(map(str, problem["loc"])) or "value"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    return f"{where}={problem['input']!r}: {message}" if problem["type"] != "missing" else f"{where} is missing"
+    came = repr(problem["input"])
+    came = came if len(came) <= 80 else f"{came[:77]}..."
+    return f"{where}={came}: {message}" if problem["type"] != "missing" else f"{where} is missing"
+
+
+def _prepare(hint: Any, value: Any, owner: str) -> Any:
+    """What pydantic does not do: refuse unknown keys at every depth, and read what a command line can only say as text,
+    `none`, and `64,32` or `64` for a tuple."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    classes = [t for t in choices if isinstance(t, type) and dataclasses.is_dataclass(t)]
+    if classes and isinstance(value, Mapping):
+        known = {f.name: _hints(t).get(f.name) for t in classes for f in dataclasses.fields(t) if f.init}
+        for key in value:
+            if key not in known:
+                raise unknown(f"setting of {owner}:", str(key), known or ["(none)"])
+        return {key: _prepare(known[key], v, f"{owner} {key}") for key, v in value.items()}
+    sequence = next((t for t in choices if typing.get_origin(t) in (tuple, list)), None)
+    if isinstance(value, str) and type(None) in choices and value.lower() == "none":
+        return None
+    if sequence is not None and isinstance(value, list | tuple):
+        return [_prepare(typing.get_args(sequence)[0], v, owner) for v in value]
+    if sequence is not None and isinstance(value, str) and str not in choices:
+        return [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
+    if sequence is not None and isinstance(value, int | float) and not {int, float} & set(choices):
+        return [value]
+    return value
+
+
+def _hints(entry: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(entry)
+    except NameError:  # a dataclass made inside a function, with names only that function knows
+        return {}

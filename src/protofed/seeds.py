@@ -1,13 +1,15 @@
 """Random streams, one per purpose, all derived from the run's seed.
 
-A stream is named by what it is for (`"batches", client, round`), not by how often something was drawn before. So adding a
-client or an evaluation changes no other stream, and resuming needs no generator state: the stream of round 57 is the same
-whether or not rounds 1 to 56 ran in this process.
+A stream is named by what it is for (`"batches", client, round`), not by how often something was drawn before. So adding
+a client or an evaluation changes no other stream, and resuming needs no generator state: the stream of round 57 is the
+same whether or not rounds 1 to 56 ran in this process.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+from operator import index
 
 import numpy as np
 import torch
@@ -15,7 +17,8 @@ import torch
 
 def derive(seed: int, *purpose: str | int) -> int:
     """A 63-bit seed for one purpose of one run."""
-    text = "/".join([str(int(seed)), *map(str, purpose)])
+    # JSON keeps ("a", "b") apart from ("a/b",) and 1 from "1"; index() makes numpy's integers plain and refuses floats
+    text = json.dumps([index(seed), *(part if isinstance(part, str) else index(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 

@@ -1,19 +1,20 @@
 """What travels. Everything a client and the server send each other is a `Bundle`, encoded here and nowhere else.
 
-The encoding is safetensors. Of a bank only the known rows travel, with their class numbers and counts. Bytes are counted
-by kind: `prototypes` (rows of banks), `weights` (model parameters and buffers), `scalars` (counts, class numbers, other
-small values and tensors) and `framing` (header and padding), which together are the whole message.
+The encoding is safetensors. Of a bank only the known rows travel, with their class numbers and counts. Bytes are
+counted by kind: `prototypes` (rows of banks), `weights` (model parameters and buffers), `scalars` (counts, class numbers,
+other small values and tensors) and `framing` (header and padding), which together are the whole message.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -22,18 +23,38 @@ from .bank import PrototypeBank
 from .errors import ProtofedError
 
 KINDS = ("prototypes", "weights", "scalars", "framing")
+VERSION = 1
+# How many numbers the banks of one message may unfold to, known and unknown rows together. A message of a few bytes can
+# claim any shape; one that brings many known rows may unfold to a thousand times those.
+UNFOLDED = 2**27
+HEADER = 2**24  # bytes
+NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+}
 
 
 class WireError(ProtofedError):
     """A message that cannot be used; says whose it is and what is wrong with it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message if len(message) <= 400 else f"{message[:397]}...")  # names come from the sender
+
+
+def _unreadable(source: str, error: Exception) -> WireError:
+    reason = "".join(c if c.isprintable() else " " for c in str(error))[:200]
+    return WireError(f"{source}: not a protofed message ({type(error).__name__}: {reason})")
 
 
 @dataclass(frozen=True)
 class Bundle:
     """Named values: what is sent, what is returned, and what server and clients keep between rounds.
 
-    `bank` is the one most methods exchange; `banks` holds further ones (helpers, peers, a second layer), each of which may
-    be a stack. `weights` are model parameters and buffers by name; `tensors` anything else (soft labels, a history).
+    `bank` is the one most methods exchange; `banks` holds further ones (helpers, peers, a second layer), each of which
+    may be a stack. `weights` are model parameters and buffers by name; `tensors` anything else (soft labels, a history).
     """
 
     bank: PrototypeBank | None = None
@@ -50,122 +71,223 @@ pytree.register_dataclass(Bundle)
 
 
 def encode(bundle: Bundle) -> bytes:
+    """The same bundle always gives the same bytes."""
     tensors: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
     for name, bank in bundle.all_banks().items():
         flat = bank.counts.reshape(-1)
         rows = torch.nonzero(flat > 0).squeeze(1)
-        tensors[f"bank:{name}:means"] = bank.means.reshape(-1, bank.dim)[rows]
+        tensors[f"bank:{name}:means"] = bank.means.reshape(len(flat), bank.dim)[rows]
         tensors[f"bank:{name}:rows"] = rows.to(torch.int32)
         tensors[f"bank:{name}:counts"] = flat[rows]
         shapes[name] = list(bank.means.shape)
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
     tensors |= {f"scalar:{k}": torch.tensor(float(v), dtype=torch.float64) for k, v in bundle.scalars.items()}
-    body = {k: v.detach().to("cpu").contiguous() for k, v in tensors.items()}
-    return save(body, metadata={"protofed": "1", "banks": json.dumps(shapes)})
+    body: dict[str, Tensor] = {}
+    stored: set[int] = set()
+    for key, value in tensors.items():
+        value = value.detach().to("cpu").contiguous()
+        place = value.untyped_storage().data_ptr()
+        body[key] = value.clone() if place in stored else value  # safetensors refuses tensors that share memory
+        stored.add(place)
+    # one entry, because safetensors writes several in any order
+    return save(body, metadata={"protofed": json.dumps({"version": VERSION, "banks": shapes}, sort_keys=True)})
 
 
-def decode(message: bytes, source: str = "message") -> Bundle:
-    """The bundle in a message, or a `WireError` that names `source`. Never executes anything in the message."""
+def decode(message: bytes, source: str = "message", expected: Expected | None = None) -> Bundle:
+    """The bundle in a message, or a `WireError` that names `source`. Never executes anything in the message.
+
+    With `expected`, shapes of banks are checked before memory is taken for them, and everything else after: use it for
+    messages from outside.
+    """
     try:
+        shapes = _bank_shapes(message)
+        if expected is not None:
+            for name, shape in shapes.items():
+                expected.check_shape(name, shape, source)
         body = load(message)
-        header = json.loads(message[8 : 8 + int.from_bytes(message[:8], "little")])
-        shapes = json.loads(header["__metadata__"]["banks"])
-        if header["__metadata__"].get("protofed") != "1":
-            raise ValueError("unknown version")
+        sent = sum(v.numel() for k, v in body.items() if k.startswith("bank:"))
+        if sum(math.prod(shape) for shape in shapes.values()) > max(UNFOLDED, 1024 * sent):
+            raise ValueError(f"banks of shapes {list(shapes.values())} are too large")
         banks = {name: _decode_bank(body, name, shape) for name, shape in shapes.items()}
         parts: dict[str, dict[str, Tensor]] = {"weight": {}, "tensor": {}, "scalar": {}}
-        for key, value in body.items():
+        for key, value in body.items():  # _decode_bank has taken out what belongs to banks
             kind, _, name = key.partition(":")
-            if kind != "bank":
-                parts[kind][name] = value
+            if kind not in parts or (kind == "scalar" and (value.ndim or value.dtype != torch.float64)):
+                raise ValueError(f"entry {key!r} is not part of a message")
+            parts[kind][name] = value
         scalars = {k: float(v) for k, v in parts["scalar"].items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise WireError(f"{source}: not a protofed message ({type(error).__name__}: {error})") from None
-    return Bundle(banks.pop("", None), banks, parts["weight"], parts["tensor"], scalars)
+    except WireError:
+        raise
+    except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
+        raise _unreadable(source, error) from None
+    bundle = Bundle(banks.pop("", None), banks, parts["weight"], parts["tensor"], scalars)
+    if expected is not None:
+        expected.check(bundle, source)
+    return bundle
 
 
-def _decode_bank(body: Mapping[str, Tensor], name: str, shape: list[int]) -> PrototypeBank:
-    means, rows, counts = (body[f"bank:{name}:{part}"] for part in ("means", "rows", "counts"))
-    *lead, classes, dim = shape
-    total = classes
-    for n in lead:
-        total *= n
-    if means.shape != (len(rows), dim) or counts.shape != rows.shape or rows.ndim != 1:
-        raise ValueError(f"bank {name or 'bank'!r}: {tuple(means.shape)} rows for shape {shape}")
+def _header(message: bytes) -> dict[str, Any]:
+    length = int.from_bytes(message[:8], "little")
+    if len(message) < 8 or length > len(message) - 8:
+        raise ValueError(f"{len(message)} bytes, cut short in the header")
+    if length > HEADER:
+        raise ValueError(f"a header of {length} bytes; at most {HEADER} are read")
+    header = json.loads(message[8 : 8 + length])
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a mapping")
+    return header
+
+
+def _bank_shapes(message: bytes) -> dict[str, list[int]]:
+    """What the header says about banks; raises where it is not one of ours."""
+    about = json.loads(_header(message)["__metadata__"]["protofed"])
+    if about["version"] != VERSION:
+        raise ValueError(f"version {about['version']!r}; this program reads version {VERSION}")
+    for name, shape in about["banks"].items():
+        proper = isinstance(shape, list) and 2 <= len(shape) <= 8
+        if not proper or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
+            raise ValueError(f"bank {name!r} has no proper shape")
+    return about["banks"]
+
+
+def _decode_bank(body: dict[str, Tensor], name: str, shape: list[int]) -> PrototypeBank:
+    """The whole bank from its known rows, which are taken out of `body`."""
+    means, rows, counts = (body.pop(f"bank:{name}:{part}") for part in ("means", "rows", "counts"))
+    what = f"bank {name!r}" if name else "bank"
+    total, dim = math.prod(shape[:-1]), shape[-1]
+    if rows.ndim != 1 or means.shape != (len(rows), dim) or counts.shape != rows.shape:
+        raise ValueError(f"{what}: {list(means.shape)} rows, {list(counts.shape)} counts for shape {shape}")
+    if not means.is_floating_point() or not counts.is_floating_point() or rows.dtype != torch.int32:
+        raise ValueError(f"{what}: dtypes {means.dtype}, {counts.dtype}, {rows.dtype}")
+    if bool((counts == 0).any()):
+        raise ValueError(f"{what}: a row with no samples behind it")
     index = rows.to(torch.int64)
-    if total > 100_000_000 or (len(index) and (int(index.min()) < 0 or int(index.max()) >= total)):
-        raise ValueError(f"bank {name or 'bank'!r}: class numbers outside 0 to {total - 1}")
+    if len(index) and (int(index[0]) < 0 or int(index[-1]) >= total or bool((index.diff() <= 0).any())):
+        raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
     flat_means = torch.zeros(total, dim, dtype=means.dtype)
     flat_counts = torch.zeros(total, dtype=counts.dtype)
     flat_means[index], flat_counts[index] = means, counts
     return PrototypeBank(flat_means.reshape(shape), flat_counts.reshape(shape[:-1]))
 
 
-def sizes(message: bytes) -> Counter[str]:
+def sizes(message: bytes, source: str = "message") -> Counter[str]:
     """Bytes of an encoded message by kind; they add up to its length."""
-    header_length = int.from_bytes(message[:8], "little")
-    header = json.loads(message[8 : 8 + header_length])
-    count: Counter[str] = Counter(framing=8 + header_length)
-    for key, entry in header.items():
-        if key != "__metadata__":
-            begin, end = entry["data_offsets"]
-            kind = "weights" if key.startswith("weight:") else "prototypes" if key.endswith(":means") else "scalars"
-            count[kind] += end - begin
+    try:
+        count: Counter[str] = Counter(framing=8 + int.from_bytes(message[:8], "little"))
+        for key, entry in _header(message).items():
+            if key != "__metadata__":
+                begin, end = entry["data_offsets"]
+                count[_kind(key)] += end - begin
+    except Exception as error:
+        raise _unreadable(source, error) from None
     return count
+
+
+def _kind(key: str) -> str:
+    if key.startswith("weight:"):
+        return "weights"
+    return "prototypes" if key.startswith("bank:") and key.endswith(":means") else "scalars"
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a message must look like to be accepted. `travels` names the parts a method sends, see `Method.travels`."""
+    """What a message must look like to be accepted.
+
+    `travels` names the parts a method exchanges (see `Method.travels`), `required` those that must be there. `weights`
+    and `tensors` are templates: shape and dtype count, values do not, so they may lie on the meta device. A bank is
+    `[num_classes, dim]` unless `banks` gives another shape by name (`""` is the main bank), with None for any size.
+    """
 
     num_classes: int
     dim: int
     travels: tuple[str, ...]
-    weights: Mapping[str, torch.Size] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    banks: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    required: tuple[str, ...] = ()
+    dtype: torch.dtype = torch.float32
 
     def check(self, bundle: Bundle, source: str) -> None:
-        """Names, shapes, dtype, finite values, counts ≥ 0. The error names the sender and the part."""
-        if bundle.bank is not None and "bank" not in self.travels:
-            raise WireError(f"{source}: sent a bank, which this method does not exchange")
+        """Names, shapes, dtypes, finite values, counts ≥ 0. The error names the sender and the part."""
+        there = _parts(bundle)
+        for part in there:
+            self._allow(part, source)
+        for part in self.required:
+            if part not in there:
+                raise WireError(f"{source}: sent no {part}, which this method needs")
         for name, bank in bundle.all_banks().items():
-            self._known(source, "bank", name, f"banks.{name}" if name else "bank")
-            what = f"{source}: bank {name!r}" if name else f"{source}: bank"
-            if bank.means.shape[-2:] != (self.num_classes, self.dim):
+            what = _bank_name(name, source)
+            self.check_shape(name, bank.means.shape, source)
+            if bank.counts.shape != bank.means.shape[:-1]:
+                raise WireError(f"{what} has counts of shape {_list(bank.counts.shape)} for {_list(bank.means.shape)}")
+            if bank.means.dtype != self.dtype or not bank.counts.is_floating_point():
                 raise WireError(
-                    f"{what} has shape {tuple(bank.means.shape)}; expected [{self.num_classes}, {self.dim}]"
+                    f"{what} is {bank.means.dtype} with counts {bank.counts.dtype}; expected {self.dtype} and floating"
                 )
             _numbers(what, bank.means)
             _numbers(f"{what} counts", bank.counts)
             if bool((bank.counts < 0).any()):
                 raise WireError(f"{what} has a negative count")
         if bundle.weights:
-            self._known(source, "weights", "", "weights")
-            for name in self.weights.keys() ^ bundle.weights.keys():
+            for name in sorted(self.weights.keys() ^ bundle.weights.keys()):
                 state = "is missing" if name in self.weights else "was not asked for"
                 raise WireError(f"{source}: weight {name!r} {state}")
-            for name, value in bundle.weights.items():
-                if value.shape != self.weights[name]:
-                    raise WireError(
-                        f"{source}: weight {name!r} has shape {tuple(value.shape)}; "
-                        f"expected {tuple(self.weights[name])}"
-                    )
-                _numbers(f"{source}: weight {name!r}", value)
-        for name, value in bundle.tensors.items():
-            self._known(source, "tensor", name, f"tensors.{name}")
-            _numbers(f"{source}: tensor {name!r}", value)
+        for kind, values, templates in (
+            ("weight", bundle.weights, self.weights),
+            ("tensor", bundle.tensors, self.tensors),
+        ):
+            for name, value in values.items():
+                _alike(f"{source}: {kind} {name!r}", value, templates.get(name))
+                _numbers(f"{source}: {kind} {name!r}", value)
         for name, number in bundle.scalars.items():
-            self._known(source, "scalar", name, f"scalars.{name}")
-            _numbers(f"{source}: scalar {name!r}", torch.tensor(number))
+            if not math.isfinite(number):
+                raise WireError(f"{source}: scalar {name!r} is {number}; expected a finite number")
 
-    def _known(self, source: str, kind: str, name: str, path: str) -> None:
-        if path not in self.travels:
-            raise WireError(f"{source}: sent {kind} {name!r}, which this method does not exchange")
+    def check_shape(self, name: str, shape: Sequence[int], source: str) -> None:
+        """The shape of one bank, before or after it takes memory."""
+        self._allow(_bank_part(name), source)
+        wanted = self.banks.get(name, (self.num_classes, self.dim))
+        if len(shape) != len(wanted) or any(w not in (None, n) for n, w in zip(shape, wanted, strict=True)):
+            raise WireError(f"{_bank_name(name, source)} has shape {_list(shape)}; expected {_list(wanted)}")
+
+    def _allow(self, part: str, source: str) -> None:
+        if part not in self.travels:
+            raise WireError(f"{source}: sent {part!r}, which this method does not exchange")
+
+
+def _parts(bundle: Bundle) -> list[str]:
+    """What is in a bundle, in the words of `Method.travels`."""
+    return [
+        *map(_bank_part, bundle.all_banks()),
+        *(["weights"] if bundle.weights else []),
+        *(f"tensors.{name}" for name in bundle.tensors),
+        *(f"scalars.{name}" for name in bundle.scalars),
+    ]
+
+
+def _bank_part(name: str) -> str:
+    return f"banks.{name}" if name else "bank"
+
+
+def _bank_name(name: str, source: str) -> str:
+    return f"{source}: bank {name!r}" if name else f"{source}: bank"
+
+
+def _list(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('any' if n is None else str(n) for n in shape)}]"
+
+
+def _alike(what: str, value: Tensor, template: Tensor | None) -> None:
+    if template is not None and value.shape != template.shape:
+        raise WireError(f"{what} has shape {_list(value.shape)}; expected {_list(template.shape)}")
+    if template is not None and value.dtype != template.dtype:
+        raise WireError(f"{what} is {value.dtype}; expected {template.dtype}")
 
 
 def _numbers(what: str, value: Tensor) -> None:
-    if value.is_complex() or value.dtype == torch.bool:
+    if value.dtype not in NUMBERS:
         raise WireError(f"{what} is {value.dtype}; expected numbers")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
         raise WireError(f"{what} holds NaN or infinity")

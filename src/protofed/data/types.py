@@ -47,24 +47,25 @@ class Dataset:
         class_names: tuple[str, ...] = (),
         name: str = "in-memory",
     ) -> Dataset:
-        """Check and convert a person's own arrays. Features keep their scale; integer images are scaled to 0 … 1."""
-        labels = [np.asarray(a) for a in (y_train, y_test) if a is not None]
-        for what, y in zip(("y_train", "y_test"), labels, strict=False):
-            if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-                raise ProtofedError(
-                    f"{name}: {what} must be a list of integer labels, got shape {y.shape} of {y.dtype}"
-                )
+        """Check and convert a person's own arrays.
+
+        Features keep their scale, but 8-bit images are scaled to 0 … 1. Images come out channels first: `[n, H, W, 3]`
+        is turned, and 8-bit `[n, H, W]` gets its one channel. Group ids may be integers or text.
+        """
+        labels = [_labels(y_train, f"{name}: y_train")]
+        if y_test is not None:
+            labels.append(_labels(y_test, f"{name}: y_test"))
         top = max((int(y.max()) for y in labels if y.size), default=-1) + 1
-        count = num_classes if num_classes is not None else max(top, len(class_names))
+        groups = _groups(group_train, group_test, name)
         data = cls(
             _features(x_train, f"{name}: x_train"),
-            torch.as_tensor(labels[0], dtype=torch.int64),
+            torch.from_numpy(labels[0]),
             None if x_test is None else _features(x_test, f"{name}: x_test"),
-            None if y_test is None else torch.as_tensor(labels[1], dtype=torch.int64),
-            count,
-            _groups(group_train),
-            _groups(group_test),
-            class_names,
+            None if y_test is None else torch.from_numpy(labels[1]),
+            num_classes if num_classes is not None else max(top, len(class_names)),
+            groups[0],
+            groups[1],
+            tuple(class_names),
             name,
         )
         data.check()
@@ -72,6 +73,10 @@ class Dataset:
 
     def check(self) -> None:
         """Raise one clear line where the parts do not fit together."""
+        if self.num_classes < 1:
+            raise ProtofedError(f"{self.name}: num_classes={self.num_classes}; at least one class is needed")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise ProtofedError(f"{self.name}: {len(self.class_names)} class names for {self.num_classes} classes")
         if (self.x_test is None) != (self.y_test is None):
             raise ProtofedError(f"{self.name}: x_test and y_test come together; only one is there")
         parts = [("train", self.x_train, self.y_train, self.group_train)]
@@ -86,8 +91,10 @@ class Dataset:
             if len(x) == 0:
                 raise ProtofedError(f"{self.name}: the {part} part is empty")
             for what, other in (("labels", y), ("group ids", group)):
-                if other is not None and len(other) != len(x):
-                    raise ProtofedError(f"{self.name}: {len(x)} {part} samples but {len(other)} {what}")
+                if other is not None and other.shape != (len(x),):
+                    raise ProtofedError(
+                        f"{self.name}: {len(x)} {part} samples but {what} of shape {tuple(other.shape)}"
+                    )
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.num_classes:
                 raise ProtofedError(
@@ -104,25 +111,50 @@ class Dataset:
         """Mean 0 and deviation 1 per channel (images) or per feature (flat samples), by the training part."""
         axes = (0,) if self.x_train.ndim == 2 else (0, *range(2, self.x_train.ndim))
         mean = self.x_train.mean(axes, keepdim=True)
-        std = self.x_train.std(axes, keepdim=True)
+        std = self.x_train.std(axes, correction=0, keepdim=True)
         std = torch.where(std > 1e-6, std, torch.ones_like(std))
         test = None if self.x_test is None else (self.x_test - mean) / std
         return replace(self, x_train=(self.x_train - mean) / std, x_test=test)
 
 
+def _labels(y: np.ndarray | Tensor, what: str) -> np.ndarray:
+    array = np.asarray(y)
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise ProtofedError(f"{what} must be a list of integer labels, got shape {array.shape} of {array.dtype}")
+    return array.astype(np.int64)
+
+
 def _features(x: np.ndarray | Tensor, what: str) -> Tensor:
-    tensor = torch.as_tensor(np.asarray(x)) if not isinstance(x, Tensor) else x
-    if tensor.ndim < 2:
-        raise ProtofedError(f"{what} must be [samples, ...], got shape {tuple(tensor.shape)}")
-    if tensor.dtype == torch.uint8:
-        return tensor.to(torch.float32) / 255
-    if tensor.dtype == torch.bool or tensor.is_complex():
-        raise ProtofedError(f"{what} must be numbers, got {tensor.dtype}")
-    return tensor.to(torch.float32)
+    if not isinstance(x, Tensor):
+        x = np.asarray(x)
+        if x.dtype.kind not in "uif":
+            raise ProtofedError(f"{what} must be numbers, got {x.dtype}")
+        x = torch.from_numpy(np.array(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32))
+    if x.ndim < 2:
+        raise ProtofedError(f"{what} must be [samples, ...], got shape {tuple(x.shape)}")
+    if x.dtype == torch.bool or x.is_complex():
+        raise ProtofedError(f"{what} must be numbers, got {x.dtype}")
+    if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        x = x.permute(0, 3, 1, 2).contiguous()
+    if x.dtype != torch.uint8:
+        return x.to(torch.float32)
+    return (x.unsqueeze(1) if x.ndim == 3 else x).to(torch.float32) / 255
 
 
-def _groups(ids: np.ndarray | Tensor | None) -> Tensor | None:
-    return None if ids is None else torch.as_tensor(np.asarray(ids)).to(torch.int64)
+def _groups(
+    train: np.ndarray | Tensor | None, test: np.ndarray | Tensor | None, name: str
+) -> tuple[Tensor | None, Tensor | None]:
+    """Group ids as integers. Text is numbered in alphabetical order, the same in both parts."""
+    parts = [None if ids is None else np.asarray(ids) for ids in (train, test)]
+    given = [ids for ids in parts if ids is not None]
+    if any(ids.dtype.kind in "US" for ids in given):
+        known = np.unique(np.concatenate([ids.astype(str).ravel() for ids in given]))
+        parts = [None if ids is None else np.searchsorted(known, ids.astype(str)) for ids in parts]
+    for what, ids in zip(("group_train", "group_test"), parts, strict=True):
+        if ids is not None and not np.issubdtype(ids.dtype, np.integer):
+            raise ProtofedError(f"{name}: {what} must be integers or text, got {ids.dtype}")
+    first, second = (None if ids is None else torch.from_numpy(ids.astype(np.int64)) for ids in parts)
+    return first, second
 
 
 @dataclass(frozen=True)
@@ -186,7 +218,14 @@ class FederatedData:
     class_names: tuple[str, ...] = ()
     name: str = ""
 
-    def class_counts(self) -> Tensor:
-        """Clients × classes: how many labelled training samples each holds."""
-        rows = [torch.bincount(c.labelled.labels, minlength=self.num_classes) for c in self.clients]
-        return torch.stack(rows)
+    def class_counts(self, unlabelled: bool = False) -> Tensor:
+        """Clients × classes: how many labelled training samples each holds, and on request the unlabelled too.
+
+        The true classes of unlabelled samples come from `held_back`, so that count is for a person to look at.
+        """
+        counts = torch.stack([torch.bincount(c.labelled.labels, minlength=self.num_classes) for c in self.clients])
+        if unlabelled:
+            for client, labels in enumerate(self.held_back):
+                if labels is not None:
+                    counts[client] += torch.bincount(labels, minlength=self.num_classes)
+        return counts

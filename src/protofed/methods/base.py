@@ -8,12 +8,13 @@ and, under `torch.func.vmap`, for a stack of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ..bank import PrototypeBank
 from ..models.base import Output
@@ -34,6 +35,23 @@ class Batch(NamedTuple):
     weak: Tensor | None = None
     strong: Tensor | None = None
     unlabelled_weight: Tensor | None = None
+
+
+class Step(NamedTuple):
+    """Row numbers of one training step, into a client's labelled and unlabelled sets."""
+
+    labelled: Tensor
+    unlabelled: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Received(Bundle):
+    """What a client holds at the start of a round: the server's message, and what it kept for itself."""
+
+    memory: Bundle = field(default_factory=Bundle)
+
+
+pytree.register_dataclass(Received)
 
 
 class Network(Protocol):
@@ -95,8 +113,6 @@ class Method:
     """Which parts of a `Bundle` are exchanged: `"bank"`, `"weights"`, `"banks.NAME"`, `"tensors.NAME"`, `"scalars.NAME"`."""
     private_model: ClassVar[bool] = True
     """Whether each client keeps a model of its own between rounds (and is evaluated by it)."""
-    defaults: ClassVar[Mapping[str, object]] = {}
-    """Run settings this method's paper uses where a person gives none."""
 
     # --- server -------------------------------------------------------------------------------------------------
     def server_start(self, setup: Setup) -> Bundle:
@@ -112,17 +128,32 @@ class Method:
         return state
 
     # --- client -------------------------------------------------------------------------------------------------
-    def client_start(self, weights: Mapping[str, Tensor], received: Bundle) -> Mapping[str, Tensor]:
+    def client_start(self, weights: Mapping[str, Tensor], received: Received) -> Mapping[str, Tensor]:
         """The model a client trains from: received weights where there are any, else its own."""
         return {**weights, **received.weights}
 
-    def client_loss(self, network: Network, batch: Batch, received: Bundle, round: int) -> dict[str, Tensor]:
+    def steps(
+        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, generator: torch.Generator
+    ) -> Iterator[Step]:
+        """The rows of each training step: whole epochs over the labelled set, shuffled anew each time."""
+        for rows in epoch_rows(len(labels), epochs, batch, generator):
+            yield Step(rows)
+
+    def views(self, unlabelled: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Weak and strong views of unlabelled samples; without augmentation both are the samples themselves."""
+        return unlabelled, unlabelled
+
+    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
         """The terms of the loss by name; their sum is minimised."""
         raise TypeError(f"{type(self).__name__} defines no client_loss")
 
-    def client_return(self, trained: Trained, received: Bundle, round: int) -> Bundle:
+    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
         """What a client returns after local training."""
         return Bundle()
+
+    def client_remember(self, trained: Trained, received: Received, round: int) -> Bundle:
+        """What a client keeps for itself until its next round, beside its model."""
+        return received.memory
 
     # --- prediction ---------------------------------------------------------------------------------------------
     def evaluation_bank(self, state: Bundle, own: PrototypeBank) -> PrototypeBank:
@@ -134,8 +165,45 @@ class Method:
         return -bank.distances(z)
 
 
+@dataclass(frozen=True)
+class SharedBank(Method):
+    """For methods whose server holds one bank and sends it to all: starts empty, and banks come back."""
+
+    travels: ClassVar[tuple[str, ...]] = ("bank",)
+
+    def server_start(self, setup: Setup) -> Bundle:
+        return Bundle(bank=PrototypeBank.empty(setup.num_classes, setup.dim))
+
+    def send(self, state: Bundle, client: int, round: int) -> Bundle:
+        return state
+
+    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+        return Bundle(bank=trained.bank())
+
+
 registry: Registry[Method] = Registry("method")
 register = registry.register
+
+
+def epoch_rows(n: int, epochs: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Shuffled batches. A last batch of one sample joins the one before it: batch norm cannot train on one."""
+    for _ in range(epochs):
+        rows = list(torch.randperm(n, generator=generator).split(batch))
+        if len(rows) > 1 and len(rows[-1]) == 1:
+            rows[-2:] = [torch.cat(rows[-2:])]
+        yield from rows
+
+
+def bank_of(bundle: Bundle) -> PrototypeBank:
+    """The bundle's bank, where the method's own protocol says there is one."""
+    if bundle.bank is None:
+        raise ValueError("this bundle has no bank")
+    return bundle.bank
+
+
+def uploaded_banks(uploads: Sequence[Upload]) -> PrototypeBank:
+    """The clients' banks as one stack."""
+    return PrototypeBank.stack([bank_of(u.content) for u in uploads])
 
 
 def weighted_average(uploads: Sequence[Upload]) -> dict[str, Tensor]:

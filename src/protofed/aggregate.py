@@ -1,0 +1,185 @@
+"""The server's rules: pure functions on a stack of the clients' banks, `means[N, C, d]` and `counts[N, C]`.
+
+A client takes part in the classes it holds. A class nobody holds stays unknown. Where a rule makes one bank of many,
+its counts are the sums of the clients' counts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .bank import TINY, PrototypeBank, unit
+
+
+# --- averages ---------------------------------------------------------------------------------------------------------
+def mean(banks: PrototypeBank) -> PrototypeBank:
+    """Unweighted mean over the clients that hold a class: FedSAP Eq. 2."""
+    holders = banks.known.to(banks.means.dtype)
+    return PrototypeBank(_over(_sum(banks), holders.sum(0)), banks.counts.sum(0))
+
+
+def weighted_mean(banks: PrototypeBank) -> PrototypeBank:
+    """Mean over the clients, weighted by their counts: FedProto Eq. 6, Fed-ARPL Eq. 6."""
+    counts = banks.counts.to(banks.means.dtype)
+    return PrototypeBank(_over(_sum(banks, counts), counts.sum(0)), banks.counts.sum(0))
+
+
+def normalised_mean(banks: PrototypeBank) -> PrototypeBank:
+    """Mean of the clients' directions, put back on the unit sphere: FedPAGR Eq. 3."""
+    return mean(banks.normalised()).normalised()
+
+
+# --- personalised -----------------------------------------------------------------------------------------------------
+def personalised(banks: PrototypeBank, temperature: float = 0.5, block: int = 128) -> PrototypeBank:
+    """For each client the holders' prototypes, weighted by their likeness to its own: FedAPA Eq. 5-8 → `[N, C, d]`.
+
+    The weights are a softmax of cosine / temperature over the clients that hold the class, itself among them.
+    A class the client lacks is padded as in `pad`. Clients go in blocks, so that memory is O(block · N · C).
+    """
+    filled = pad(banks)
+    means = _known_means(banks).transpose(0, 1)  # [C, N, d]
+    directions = unit(means)
+    held = banks.known.T[:, None, :]  # [C, 1, N]
+    peers = held | ~held.any(-1, keepdim=True)  # a class nobody holds: any finite weights, they are not used
+    rows = []
+    for own in directions.split(block, dim=1):
+        likeness = own @ directions.transpose(1, 2) / temperature  # Eq. 5
+        share = torch.where(peers, likeness, -float("inf")).softmax(-1)  # Eq. 6
+        rows.append(share @ means)  # Eq. 7
+    q = torch.cat(rows, dim=1).transpose(0, 1)
+    return PrototypeBank(torch.where(banks.known[..., None], q, filled.means), filled.counts)  # Eq. 8
+
+
+def pad(banks: PrototypeBank) -> PrototypeBank:
+    """Each client's missing classes filled with the unweighted mean of those that hold them: FedAPA Eq. 8.
+
+    A padded prototype counts as much as the mean count of the holders.
+    """
+    average = mean(banks)
+    counts = average.counts / banks.known.sum(0).clamp_min(1)
+    return PrototypeBank(
+        torch.where(banks.known[..., None], banks.means, average.means),
+        torch.where(banks.known, banks.counts, counts.to(banks.counts.dtype)),
+    )
+
+
+# --- refinement -------------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def refine(
+    banks: PrototypeBank,
+    start: PrototypeBank,
+    steps: int = 5,
+    lr: float = 0.01,
+    margin: float = 0.3,
+    separation: float = 0.5,
+    momentum: float = 0.9,
+    block: int = 512,
+) -> PrototypeBank:
+    """Gradient steps from the aggregate `start` that hold classes apart while near the clients: FedPAGR Eq. 4-6.
+
+    SGD with momentum on the matrix of known classes, its rows u_c normalised in the forward pass, of
+    Σ_c Σ_k (1 − p_kc·u_c) + separation · Σ_{c≠c'} max(0, u_c·u_c' − margin) over ordered pairs; at the end the rows go
+    to the sphere. The clients' prototypes are taken as sent (FedPAGR's lie on the sphere). The gradient is in closed
+    form, pairs in blocks of rows, so that memory is O(C · (block + d)). Classes unknown to `start` stay unknown.
+    """
+    known = start.known
+    w = start.means[known].clone()
+    agreed = _sum(banks)[known]  # all the agreement term needs of the clients is Σ_k p_kc
+    velocity = torch.zeros_like(w)
+    for _ in range(steps):
+        u = unit(w)
+        gradient = 2 * separation * _neighbours(u, margin, block) - agreed
+        velocity = momentum * velocity + _through_unit(gradient, w, u)
+        w = w - lr * velocity
+    means = torch.zeros_like(start.means)
+    means[known] = unit(w)
+    return PrototypeBank(means, start.counts)
+
+
+def _neighbours(u: Tensor, margin: float, block: int) -> Tensor:
+    """For each row the sum of the other rows whose cosine with it exceeds the margin: half of Eq. 6's gradient."""
+    total = torch.zeros_like(u)
+    for i in range(0, len(u), block):
+        rows = u[i : i + block]
+        near = (rows @ u[i:].T > margin).triu(1)  # each pair once; it adds to both its rows
+        columns = near.any(0).nonzero().squeeze(1)  # few, once the classes stand apart
+        pairs = near[:, columns].to(u.dtype)
+        total[i : i + block] += pairs @ u[i + columns]
+        total.index_add_(0, i + columns, pairs.T @ rows)
+    return total
+
+
+def _through_unit(gradient: Tensor, w: Tensor, u: Tensor) -> Tensor:
+    """The gradient by `w`, from the one by `u = unit(w)`."""
+    square = (w * w).sum(-1, keepdim=True)
+    radial = torch.where(square > TINY, (gradient * u).sum(-1, keepdim=True), 0.0)
+    return (gradient - radial * u) * torch.rsqrt(square.clamp_min(TINY))
+
+
+# --- blends -----------------------------------------------------------------------------------------------------------
+def blend(teacher: PrototypeBank, student: PrototypeBank, alpha: float | Tensor) -> PrototypeBank:
+    """`alpha · teacher + (1 − alpha) · student`: Fed-ARPL Eq. 7; counts are blended alike.
+
+    A class only one of them knows is taken from that one.
+    """
+    both = teacher.known & student.known
+    mixed = PrototypeBank(
+        alpha * teacher.means + (1 - alpha) * student.means, alpha * teacher.counts + (1 - alpha) * student.counts
+    )
+    either = teacher.filled_from(student)
+    return PrototypeBank(
+        torch.where(both[..., None], mixed.means, either.means), torch.where(both, mixed.counts, either.counts)
+    )
+
+
+def momentum_blend(old: PrototypeBank, new: PrototypeBank, momentum: float | Tensor) -> PrototypeBank:
+    """`momentum · old + (1 − momentum) · new`: Fed-ARPL Eq. 8, with the same rules as `blend`."""
+    return blend(old, new, momentum)
+
+
+# --- robust rules -----------------------------------------------------------------------------------------------------
+def median(banks: PrototypeBank) -> PrototypeBank:
+    """Coordinate-wise median over the clients that hold a class (of an even number, the mean of the middle two)."""
+    ordered, holders = _sorted(banks)
+    last = (holders - 1).clamp_min(0)
+    low, high = (
+        ordered.gather(0, middle[None, :, None].expand(1, -1, banks.dim))[0] for middle in (last // 2, (last + 1) // 2)
+    )
+    means = torch.where((holders > 0)[:, None], (low + high) / 2, 0.0)
+    return PrototypeBank(means, banks.counts.sum(0))
+
+
+def trimmed_mean(banks: PrototypeBank, trim: float = 0.1) -> PrototypeBank:
+    """Coordinate-wise mean without the ⌊trim · holders⌋ smallest and as many largest values of each class."""
+    if not 0 <= trim < 0.5:
+        raise ValueError(f"trim={trim}: expected a share of at least 0 and below 0.5")
+    ordered, holders = _sorted(banks)
+    cut = (trim * holders.double() + 1e-9).long()  # 0.29 · 100 must not fall just below 29
+    rank = torch.arange(len(ordered), device=ordered.device)[:, None]
+    kept = (rank >= cut) & (rank < holders - cut)  # [N, C]
+    total = torch.where(kept[..., None], ordered, 0.0).sum(0)
+    return PrototypeBank(_over(total, kept.sum(0)), banks.counts.sum(0))
+
+
+def _sorted(banks: PrototypeBank) -> tuple[Tensor, Tensor]:
+    """Each coordinate's values over the clients in order, those of no holder last, and the number of holders `[C]`."""
+    values = torch.where(banks.known[..., None], banks.means, float("inf"))
+    return values.sort(dim=0).values, banks.known.sum(0)
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+def _known_means(banks: PrototypeBank) -> Tensor:
+    if banks.means.ndim != 3:
+        raise ValueError(f"expected a stack of banks [N, C, d], got means of shape {tuple(banks.means.shape)}")
+    return torch.where(banks.known[..., None], banks.means, 0.0)
+
+
+def _sum(banks: PrototypeBank, weight: Tensor | None = None) -> Tensor:
+    """Sum over the clients that hold each class."""
+    means = _known_means(banks)
+    return (means if weight is None else means * weight[..., None]).sum(0)
+
+
+def _over(total: Tensor, number: Tensor) -> Tensor:
+    return total / torch.where(number > 0, number, 1)[:, None]

@@ -1,0 +1,220 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from . import __version__, methods, models
+from .console import CompareWatch, RunWatch, log_to, make_console
+from .errors import ProtofedError
+from .experiment import compare as compare_methods
+from .experiment import resume as resume_run
+from .experiment import run as run_method
+from .experiment.compare import Comparison, is_comparison, resume_comparison, with_local
+from .experiment.run import Result, prepare_data
+from .experiment.settings import General, parse_pairs, read_toml, resolve
+from .federation.checkpoint import write_atomically
+from .report import comparison_markdown, comparison_table, summary_table
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+data_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="Data sets; `data show` draws a partition.")
+app.add_typer(data_app, name="data")
+
+Pairs = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for instance rounds=20 lr=0.05")]
+Config = Annotated[Path | None, typer.Option("--config", "-c", help="Settings in a TOML file; key=value overrides it.")]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to write; must not exist yet.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    """Prototype-based federated learning: compare methods fairly, simulate quickly, run for real."""
+
+
+def _given(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
+    return {**(read_toml(config) if config else {}), **parse_pairs(pairs or [])}
+
+
+def _fresh(label: str) -> Path:
+    """A new folder under `runs/`, named by time and content."""
+    base = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
+    candidates = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000)))
+    return next(path for path in candidates if not path.exists())
+
+
+@app.command()
+def run(method: str, settings: Pairs = None, config: Config = None, out: Out = None) -> None:
+    """Run one method: `protofed run fedsap data=digits rounds=20`."""
+    console = make_console()
+    chosen = resolve(method, _given(config, settings))
+    folder = out or _fresh(f"{chosen.method.name}-{getattr(chosen.data, 'name', 'data')}")
+    with RunWatch(console, chosen.method.name).live() as watch:
+        result = run_method(chosen, out=folder, watch=watch)
+    _print_result(result)
+
+
+def _print_result(result: Result) -> None:
+    console = make_console()
+    console.print(summary_table(result.summary))
+    dropped = result.summary["dropped_clients"]
+    if dropped:
+        console.print(f"{dropped} client rounds were dropped; rounds.jsonl says which and why")
+    console.print(f"run folder: {result.folder}", soft_wrap=True)
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """`3`: three seeds from `seed` on; `1234,1235` or `1234-1236`: those."""
+    try:
+        if "," in text:
+            return [int(part) for part in text.split(",") if part.strip()]
+        if "-" in text:
+            first, last = map(int, text.split("-"))
+            return list(range(first, last + 1))
+        return int(text)
+    except ValueError:
+        raise ProtofedError(f"--seeds {text!r}: expected a number of seeds, a list (1234,1235) or a range (1234-1236)") from None
+
+
+@app.command()
+def compare(
+    methods_and_settings: Annotated[list[str], typer.Argument(metavar="METHOD... [key=value...]")],
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")] = "3",
+    config: Config = None,
+    out: Out = None,
+    jobs: Jobs = None,
+) -> None:
+    """Compare methods under the same settings and seeds; Local is always among them."""
+    console = make_console()
+    names = [word for word in methods_and_settings if "=" not in word]
+    given = _given(config, [word for word in methods_and_settings if "=" in word])
+    numbers = parse_seeds(seeds)
+    folder = out or _fresh("compare")
+    cells = len(with_local(names)) * (numbers if isinstance(numbers, int) else len(numbers))
+    with CompareWatch(console, cells).live() as watch:
+        result = compare_methods(names, seeds=numbers, out=folder, jobs=jobs, watch=watch, **given)
+    _print_comparison(result)
+
+
+def _print_comparison(result: Comparison) -> None:
+    console = make_console()
+    summaries = result.summaries()
+    console.print(comparison_table(summaries))
+    if result.folder is not None:
+        write_atomically(result.folder / "table.md", comparison_markdown(summaries).encode())
+        console.print(f"run folders: {result.folder}", soft_wrap=True)
+
+
+@app.command()
+def resume(folder: Path, jobs: Jobs = None) -> None:
+    """Continue a run or a comparison that was stopped, from its last checkpoint."""
+    console = make_console()
+    if is_comparison(folder):
+        with CompareWatch(console, sum(1 for _ in _cells(folder))).live() as watch_cells:
+            _print_comparison(resume_comparison(folder, jobs=jobs, watch=watch_cells))
+        return
+    with RunWatch(console, folder.name).live() as watch:
+        result = resume_run(folder, watch=watch)
+    _print_result(result)
+
+
+def _cells(folder: Path) -> list[str]:
+    import json
+
+    return list(json.loads((folder / "comparison.json").read_text())["settings"])
+
+
+@app.command("methods")
+def list_methods() -> None:
+    """List the methods, what each exchanges, and its settings."""
+    table = Table("method", "what it does", "travels", "settings")
+    for name in methods.available():
+        entry = methods.registry[name]
+        fields = [f"{f.name}={_short(f.default)}" for f in dataclasses.fields(entry)]
+        what = (entry.__doc__ or "").strip().splitlines()[0]
+        table.add_row(name, what, ", ".join(entry.travels) or "nothing", "\n".join(fields))
+    make_console().print(table)
+
+
+def _short(value: Any) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return "(" + ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value)) + ")"
+    return str(value)
+
+
+@app.command("models")
+def list_models() -> None:
+    """List the models with their parameter counts (3 × 32 × 32 images, 10 classes) and settings."""
+    table = Table("model", "parameters", "settings")
+    for name, count in models.available().items():
+        fields = [f"{f.name}={_short(f.default)}" for f in models.registry.options(name).values()]
+        table.add_row(name, f"{count:,}", "\n".join(fields))
+    make_console().print(table)
+
+
+@app.command("settings")
+def list_settings() -> None:
+    """List the general settings with their defaults; `methods`, `models` and `data` list the rest."""
+    table = Table("setting", "default")
+    for name, field in General.model_fields.items():
+        table.add_row(name, str(field.default))
+    make_console().print(table)
+
+
+@data_app.callback()
+def list_data(context: typer.Context) -> None:
+    """List data sets and partitions, with their settings."""
+    if context.invoked_subcommand is not None:
+        return
+    from .data import partitions, sources
+
+    console = make_console()
+    for title, registry in (("data sets", sources), ("partitions", partitions)):
+        table = Table("name", "what it is", "settings", title=title)
+        for name in registry.names():
+            fields = [f"{f.name}={_short(f.default)}" for f in registry.options(name).values()]
+            doc = (registry[name].__doc__ or "").strip().splitlines()[0]
+            table.add_row(name, doc, "\n".join(fields))
+        console.print(table)
+
+
+@data_app.command("show")
+def show_data(
+    settings: Pairs = None,
+    config: Config = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg or .pdf).")] = None,
+) -> None:
+    """Print and draw who holds which classes: `protofed data show data=digits partition=dirichlet alpha=0.1`."""
+    from .data.picture import counts_table, draw_counts
+
+    console = make_console()
+    chosen = resolve("local", _given(config, settings))
+    data = prepare_data(chosen)
+    console.print(counts_table(data.class_counts(), data.class_names))
+    place = picture or Path("runs") / f"clients-{getattr(chosen.data, 'name', 'data')}-{chosen.partition.name}.png"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draw_counts(data.class_counts(), data.class_names, place)
+    console.print(f"picture: {place}", soft_wrap=True)
+
+
+def main() -> None:
+    """Bad input: one clear line and exit code 2. Anything else that goes wrong is a bug, and shows its traceback."""
+    if sys.argv[1:] == ["--version"]:
+        make_console().print(f"protofed {__version__}")
+        return
+    errors = make_console(stderr=True)
+    log_to(errors)
+    try:
+        app()
+    except ProtofedError as error:
+        errors.print(f"error: {' '.join(str(error).split())}", style="red", markup=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        errors.print("stopped; `protofed resume FOLDER` continues from the last checkpoint")
+        sys.exit(130)

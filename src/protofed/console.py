@@ -1,0 +1,121 @@
+"""What a person sees while runs go on: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .experiment.compare import Progress as CellProgress
+from .federation import Record
+
+LINES = 20  # how many lines a run prints where there is no terminal
+
+
+def make_console(stderr: bool = False) -> Console:
+    """Off a terminal a table gets the width it needs: nothing is folded in a log or a pipe."""
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=140)
+
+
+def log_to(console: Console) -> None:
+    handler: logging.Handler
+    if console.is_terminal:
+        handler = RichHandler(console=console, show_path=False, show_time=False)
+    else:
+        handler = logging.StreamHandler(console.file)
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("protofed")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=console,
+    )
+
+
+class RunWatch:
+    """Follows one run."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self.console, self.label = console, label
+        self.progress: Progress | None = None
+        self.began, self.first = time.monotonic(), 0
+        self.accuracy = ""
+
+    @contextmanager
+    def live(self) -> Iterator[RunWatch]:
+        if not self.console.is_terminal:
+            yield self
+            return
+        with _bar(self.console) as self.progress:
+            self.task = self.progress.add_task(self.label, total=None, note="")
+            yield self
+
+    def __call__(self, record: Record, rounds: int) -> None:
+        if record.metrics:
+            head, bank = record.metrics["accuracy_head"], record.metrics["accuracy_prototype"]
+            self.accuracy = f"head {head:6.2%}  prototype {bank:6.2%}  "
+        note = f"{self.accuracy}loss {record.loss:.4f}"
+        if self.progress is not None:
+            self.progress.update(self.task, total=rounds, completed=record.round, note=note)
+            return
+        if self.first == 0:
+            self.first = record.round
+            self.began = time.monotonic() - record.seconds
+        step = max(1, rounds // LINES)
+        if record.round % step == 0 or record.round == rounds:
+            spent = time.monotonic() - self.began
+            left = spent / (record.round - self.first + 1) * (rounds - record.round)
+            self.console.print(f"{self.label} round {record.round}/{rounds}  {note}  {spent:.1f} s, {left:.0f} s left")
+
+
+class CompareWatch:
+    """Follows a comparison: the whole, and each cell that is under way."""
+
+    def __init__(self, console: Console, cells: int) -> None:
+        self.console, self.cells = console, cells
+        self.finished = 0
+        self.progress: Progress | None = None
+        self.tasks: dict[str, int] = {}
+
+    @contextmanager
+    def live(self) -> Iterator[CompareWatch]:
+        if not self.console.is_terminal:
+            yield self
+            return
+        with _bar(self.console) as self.progress:
+            self.whole = self.progress.add_task("runs", total=self.cells, note="")
+            yield self
+
+    def __call__(self, cell: CellProgress) -> None:
+        done = cell.round >= cell.rounds
+        self.finished += done
+        note = "" if cell.accuracy is None else f"head {cell.accuracy:6.2%}  loss {cell.loss:.4f}"
+        if self.progress is None:
+            if done:
+                self.console.print(f"[{self.finished}/{self.cells}] {cell.cell}  {note}", markup=False)
+            return
+        if cell.cell not in self.tasks:
+            self.tasks[cell.cell] = self.progress.add_task(cell.cell, total=cell.rounds, note="")  # type: ignore[assignment]
+        task = self.tasks[cell.cell]
+        self.progress.update(task, completed=cell.round)  # type: ignore[arg-type]
+        if note:
+            self.progress.update(task, note=note)  # type: ignore[arg-type]
+        if done:
+            self.progress.remove_task(self.tasks.pop(cell.cell))  # type: ignore[arg-type]
+            self.progress.advance(self.whole)

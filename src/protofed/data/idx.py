@@ -1,0 +1,177 @@
+"""MNIST and its relatives: the idx format, as it is or in gzip."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from ..errors import ProtofedError
+from .sources import DataSource, listed, places, register
+from .types import Dataset
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """An idx file of unsigned bytes: two zero bytes, the type (8), the number of axes, their lengths, the values."""
+    try:
+        raw = path.read_bytes()
+        if raw[:2] == b"\x1f\x8b":
+            raw = gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ProtofedError(f"{path}: damaged or unreadable ({error})") from None
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+        raise ProtofedError(f"{path}: not an idx file of bytes: expected it to begin 000008, got {raw[:3].hex()!r}")
+    axes = raw[3]
+    if len(raw) < 4 + 4 * axes:
+        raise ProtofedError(f"{path}: cut off within its header ({len(raw)} bytes)")
+    shape = struct.unpack_from(f">{axes}I", raw, 4)
+    wanted = 1
+    for length in shape:
+        wanted *= length  # Python integers, which do not overflow
+    found = len(raw) - 4 - 4 * axes
+    if found != wanted:
+        raise ProtofedError(f"{path}: its header promises {wanted:,} values of shape {shape}, it has {found:,}")
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
+
+
+def read_pair(folder: Path, images: str, labels: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images and labels of one part."""
+    x_path, y_path = find(folder, images), find(folder, labels)
+    for path, stem in ((x_path, images), (y_path, labels)):
+        if path is None:
+            raise ProtofedError(f"{name}: {stem} (or {stem}.gz) is missing in {folder}")
+    assert x_path is not None and y_path is not None
+    x, y = read_idx(x_path), read_idx(y_path)
+    if x.ndim != 3:
+        raise ProtofedError(f"{x_path}: expected images [n, height, width], got shape {x.shape}")
+    if y.ndim != 1:
+        raise ProtofedError(f"{y_path}: expected labels [n], got shape {y.shape}")
+    if len(x) != len(y):
+        raise ProtofedError(f"{x_path}: {len(x)} images, but {y_path.name} has {len(y)} labels")
+    return x, y
+
+
+def find(folder: Path, stem: str) -> Path | None:
+    # Unpacking tools turn "-idx3" into ".idx3"; both spellings are about.
+    for name in (stem, stem.replace("-idx", ".idx")):
+        for path in (folder / f"{name}.gz", folder / name):
+            if path.is_file():
+                return path
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdxSource(DataSource):
+    """Four idx files in one folder. `path` names the folder; without it the usual places are looked through."""
+
+    known: ClassVar[tuple[str, ...]] = ()
+    inside: ClassVar[tuple[str, ...]] = ()
+    """Folders below each place that other tools put the files into."""
+    advice: ClassVar[str] = ""
+
+    path: str | None = None
+
+    def stems(self, part: Literal["train", "test"]) -> tuple[str, str]:
+        start = {"train": "train", "test": "t10k"}[part]
+        return f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte"
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(digits)
+
+    def arrays(self, part: Literal["train", "test"], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        return read_pair(folder, *self.stems(part), self.name)
+
+    def read(self) -> Dataset:
+        folder = self.folder()
+        x_train, y_train = self.arrays("train", folder)
+        x_test, y_test = self.arrays("test", folder)
+        names = self.names()
+        return Dataset.from_arrays(
+            x_train, y_train, x_test, y_test, num_classes=len(names), class_names=names, name=self.name
+        )
+
+    def folder(self) -> Path:
+        looked = places(self.name, self.path, *self.known)
+        first = self.stems("train")[0]
+        for place in looked:
+            for folder in (place, *(place / sub for sub in self.inside)):
+                if find(folder, first) is not None:
+                    return folder
+        raise ProtofedError(f"{self.name}: no {first}.gz (or without .gz) in {listed(looked)}; {self.advice}")
+
+
+@register("mnist")
+@dataclass(frozen=True, kw_only=True)
+class MNIST(IdxSource):
+    """MNIST: 70,000 handwritten digits, 28×28."""
+
+    inside: ClassVar[tuple[str, ...]] = ("MNIST/raw", "raw")
+    advice: ClassVar[str] = "put MNIST's four idx files there, name their folder with path=, or use hub:ylecun/mnist"
+
+
+@register("fashion-mnist")
+@dataclass(frozen=True, kw_only=True)
+class FashionMNIST(IdxSource):
+    """Fashion-MNIST: 70,000 pictures of clothes, 28×28."""
+
+    known: ClassVar[tuple[str, ...]] = ("/usr/share/datasets/fashion-mnist",)
+    inside: ClassVar[tuple[str, ...]] = ("FashionMNIST/raw", "raw")
+    advice: ClassVar[str] = (
+        "on Debian and Ubuntu: apt-get install dataset-fashion-mnist; or name the folder of its four idx files with path="
+    )
+
+    def names(self) -> tuple[str, ...]:
+        return (
+            "T-shirt",
+            "Trouser",
+            "Pullover",
+            "Dress",
+            "Coat",
+            "Sandal",
+            "Shirt",
+            "Sneaker",
+            "Bag",
+            "Ankle boot",
+        )
+
+
+_MERGED = digits + ascii_uppercase + "abdefghnqrt"
+_EMNIST = {
+    "balanced": _MERGED,
+    "bymerge": _MERGED,
+    "byclass": digits + ascii_uppercase + ascii_lowercase,
+    "letters": ascii_uppercase,
+    "digits": digits,
+    "mnist": digits,
+}
+assert len(_MERGED) == 47 and set(_MERGED) < set(digits + ascii_letters)
+
+
+@register("emnist")
+@dataclass(frozen=True, kw_only=True)
+class EMNIST(IdxSource):
+    """EMNIST: handwritten letters and digits, 28×28, in six splits."""
+
+    inside: ClassVar[tuple[str, ...]] = ("gzip", "EMNIST/raw", "raw")
+    advice: ClassVar[str] = (
+        "put the files of NIST's EMNIST gzip.zip there, name their folder with path=, or choose another split="
+    )
+
+    split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced"
+
+    def stems(self, part: Literal["train", "test"]) -> tuple[str, str]:
+        return (f"emnist-{self.split}-{part}-images-idx3-ubyte", f"emnist-{self.split}-{part}-labels-idx1-ubyte")
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(_EMNIST[self.split])
+
+    def arrays(self, part: Literal["train", "test"], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        x, y = super().arrays(part, folder)
+        # The files hold every image with rows and columns exchanged; "letters" counts from 1.
+        return x.transpose(0, 2, 1), y.astype(np.int64) - (self.split == "letters")

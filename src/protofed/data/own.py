@@ -1,0 +1,228 @@
+"""A person's own data: arrays in an .npz file, a folder of images, or a data set of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import ProtofedError
+from .sources import DataSource, listed, register
+from .types import Dataset
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_KEYS = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "class_names")
+_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
+
+
+@register("npz")
+@dataclass(frozen=True, kw_only=True)
+class Npz(DataSource):
+    """Arrays `x_train`, `y_train`; optional `x_test`, `y_test`, `group_train`, `group_test`, `class_names`."""
+
+    path: str
+
+    def read(self) -> Dataset:
+        file = Path(self.path).expanduser()
+        if not file.is_file():
+            raise ProtofedError(f"{file}: no such file; expected an .npz file with x_train, y_train, x_test, y_test")
+        try:
+            with np.load(file, allow_pickle=False) as stored:
+                if not isinstance(stored, np.lib.npyio.NpzFile):
+                    raise ValueError("a single array, not an .npz archive")
+                missing = [key for key in ("x_train", "y_train") if key not in stored.files]
+                if missing:
+                    raise ProtofedError(f"{file}: no {' and no '.join(missing)} in it; found {listed(stored.files)}")
+                arrays: dict[str, Any] = {key: stored[key] for key in _KEYS if key in stored.files}
+        except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+            raise ProtofedError(f"{file}: not an .npz file of plain arrays, or damaged ({_line(error)})") from None
+        names = tuple(map(str, arrays.pop("class_names", ())))
+        return Dataset.from_arrays(**arrays, class_names=names, name=file.name)
+
+
+@register("folder")
+@dataclass(frozen=True, kw_only=True)
+class Folder(DataSource):
+    """Images in `PATH/train/CLASS/` and, if there are any, `PATH/test/CLASS/`; or all in `PATH/CLASS/`.
+
+    Classes are numbered in the order of their names. Images of one size are kept as they are; else `size` is needed.
+    """
+
+    path: str
+    size: int | None = None
+
+    def read(self) -> Dataset:
+        root = Path(self.path).expanduser()
+        if not root.is_dir():
+            raise ProtofedError(f"{root}: no such folder; expected images in {root}/train/CLASS/")
+        train = root / "train" if (root / "train").is_dir() else root
+        names = tuple(sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith(".")))
+        if not names:
+            raise ProtofedError(f"{train}: no class folders; expected images in {train}/CLASS/")
+        parts = [_files(train, names)]
+        if train != root and (root / "test").is_dir():
+            parts.append(_files(root / "test", names, partial=True))
+        from PIL import Image, UnidentifiedImageError
+
+        def opened(files: Sequence[Path]) -> Iterable[tuple[str, Image.Image]]:
+            for file in files:
+                try:
+                    with Image.open(file) as image:
+                        image.load()
+                        yield str(file), image
+                except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as e:
+                    raise ProtofedError(f"{file}: not an image, or damaged ({_line(e)})") from None
+
+        images = _stack([opened(files) for files, _ in parts], self.size)
+        arrays = [array for x, (_, y) in zip(images, parts, strict=True) for array in (x, y)]
+        return Dataset.from_arrays(*arrays, class_names=names, name=root.name)
+
+
+def _files(folder: Path, names: tuple[str, ...], partial: bool = False) -> tuple[list[Path], np.ndarray]:
+    """The image files of one part and their labels."""
+    found = {p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    if strange := sorted(found - set(names)):
+        raise ProtofedError(f"{folder / strange[0]}: no such class in the training part; known: {listed(names)}")
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        own = sorted((folder / name).glob("*")) if name in found else []
+        own = [p for p in own if p.suffix.lower() in _SUFFIXES and not p.name.startswith(".")]
+        if not own and not partial:
+            raise ProtofedError(f"{folder / name}: no images ({listed(sorted(_SUFFIXES))})")
+        files += own
+        labels += [label] * len(own)
+    if not files:
+        raise ProtofedError(f"{folder}: no images; expected some in {folder}/CLASS/, or no such folder")
+    return files, np.asarray(labels)
+
+
+def _stack(parts: Sequence[Iterable[tuple[str, Image]]], size: int | None) -> list[np.ndarray]:
+    """Images of all parts as bytes `[n, channels, height, width]`; grey where all are grey."""
+    from PIL import Image as Pillow
+
+    expected: tuple[int, ...] | None = None
+    first = ""
+    pixels: list[list[np.ndarray]] = []
+    for part in parts:
+        pixels.append([])
+        for where, image in part:
+            if image.mode.startswith("I"):  # 16 bits of grey
+                image = Pillow.fromarray((np.asarray(image, np.float32) / 257).clip(0, 255).astype(np.uint8))
+            image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+            if size is not None:
+                image = image.resize((size, size), Pillow.Resampling.BILINEAR)
+            array = np.asarray(image)
+            if expected is None:
+                expected, first = array.shape[:2], where
+            elif array.shape[:2] != expected:
+                got, wanted = ("×".join(map(str, s[::-1])) for s in (array.shape[:2], expected))
+                raise ProtofedError(f"{where} is {got} pixels, {first} is {wanted}; set size= to bring all to one size")
+            pixels[-1].append(array)
+    colour = any(a.ndim == 3 for part_pixels in pixels for a in part_pixels)
+    return [np.stack([_planes(a, colour) for a in part_pixels]) for part_pixels in pixels]
+
+
+def _planes(pixels: np.ndarray, colour: bool) -> np.ndarray:
+    if pixels.ndim == 2:
+        return np.repeat(pixels[None], 3 if colour else 1, axis=0)
+    return pixels.transpose(2, 0, 1)
+
+
+@register("hub")
+@dataclass(frozen=True, kw_only=True)
+class Hub(DataSource):
+    """An image data set of the Hugging Face hub, `hub:NAME`, or a copy of one on disk.
+
+    The image column and the label column are found by their type; where there are several, name one. A data set
+    without the split `split_test` comes without a test part.
+    """
+
+    path: str
+    config: str | None = None
+    split_train: str = "train"
+    split_test: str | None = "test"
+    image: str | None = None
+    label: str | None = None
+    group: str | None = None
+    """A column of natural client ids, such as the writer."""
+    size: int | None = None
+
+    def read(self) -> Dataset:
+        name = f"hub:{self.path}"
+        splits = self.splits(name)
+        if self.split_train not in splits:
+            raise ProtofedError(f"{name}: no split {self.split_train!r}; found {listed(splits)}")
+        chosen = [splits[self.split_train]]
+        if self.split_test in splits:
+            chosen.append(splits[self.split_test])
+        elif self.split_test not in (None, "test"):
+            raise ProtofedError(f"{name}: no split {self.split_test!r}; found {listed(splits)}")
+        features = chosen[0].features
+        image = _column(features, self.image, "Image", "image", name)
+        label = _column(features, self.label, "ClassLabel", "label", name)
+        if self.group is not None and self.group not in features:
+            raise ProtofedError(f"{name}: no column group={self.group!r}; found {listed(features)}")
+
+        def opened(split: Any, part: str) -> Iterable[tuple[str, Image]]:
+            for row, item in enumerate(split.select_columns([image])):
+                if item[image] is None:
+                    raise ProtofedError(f"{name}: {part} row {row} has no image")
+                yield f"{name} {part} row {row}", item[image]
+
+        try:
+            images = _stack([opened(s, p) for s, p in zip(chosen, ("train", "test"), strict=False)], self.size)
+            labels = [np.asarray(split[label][:]) for split in chosen]
+            groups = [None if self.group is None else np.asarray(split[self.group][:]) for split in chosen]
+        except ProtofedError:
+            raise
+        except Exception as error:  # decoding is the library's; whatever it raises is about this data set
+            raise ProtofedError(f"{name}: could not be read ({type(error).__name__}: {_line(error)})") from None
+        arrays = [array for pair in zip(images, labels, strict=True) for array in pair]
+        return Dataset.from_arrays(
+            *arrays,
+            class_names=tuple(getattr(features[label], "names", None) or ()),
+            group_train=groups[0],
+            group_test=groups[1] if len(groups) > 1 else None,
+            name=name,
+        )
+
+    def splits(self, name: str) -> dict[str, Any]:
+        try:
+            import datasets
+        except ImportError:
+            raise ProtofedError(f"{name} needs the datasets library: pip install 'protofed[hub]'") from None
+        try:
+            if (Path(self.path).expanduser() / "dataset_dict.json").is_file():
+                return dict(datasets.load_from_disk(str(Path(self.path).expanduser())))
+            return dict(datasets.load_dataset(self.path, self.config))
+        except Exception as error:  # no network, no such name, a gated set: the library has many kinds
+            raise ProtofedError(
+                f"{name}: could not be loaded ({type(error).__name__}: {_line(error)}); "
+                "it needs the network the first time, or a copy on disk as hub:FOLDER"
+            ) from None
+
+
+def _column(features: Any, given: str | None, kind: str, setting: str, name: str) -> str:
+    """The column a person named, or the only one of its kind."""
+    if given is not None:
+        if given not in features:
+            raise ProtofedError(f"{name}: no column {setting}={given!r}; found {listed(features)}")
+        return given
+    found = [column for column, feature in features.items() if type(feature).__name__ == kind]
+    if len(found) != 1:
+        what = f"several {kind} columns ({listed(found)})" if found else f"no {kind} column"
+        raise ProtofedError(f"{name}: {what} among {listed(features)}; choose one with {setting}=")
+    return found[0]
+
+
+def _line(error: BaseException) -> str:
+    """The first line of a message, for our one."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

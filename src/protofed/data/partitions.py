@@ -1,0 +1,348 @@
+"""Partitions: which client holds which training samples.
+
+A partition is a frozen dataclass of its settings; `split` gives each client's row numbers, sorted. No sample belongs to
+two clients. Where `complete` is true every sample belongs to one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from ..errors import ProtofedError
+from ..registry import Registry
+from .rows import deal, gather, ranked
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Base of all partitions: checks what goes in and what comes out; `rows` does the work."""
+
+    name: ClassVar[str]
+    complete: ClassVar[bool] = True
+
+    def split(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Row numbers for each client. `groups` are natural ids (writer, room, patient), one a sample."""
+        labels = np.asarray(labels)
+        if clients < 1:
+            raise ProtofedError(f"partition {self.name!r}: clients={clients}; at least one is needed")
+        if len(labels) < clients:
+            raise ProtofedError(f"partition {self.name!r}: {len(labels)} samples are too few for {clients} clients")
+        rows = self.rows(labels, clients, rng, groups)
+        for client, own in enumerate(rows):
+            if not len(own):
+                raise ProtofedError(
+                    f"partition {self.name!r}: client {client} of {clients} is left without samples "
+                    f"({len(labels)} samples in all); use fewer clients"
+                )
+        return [np.sort(own) for own in rows]
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        raise TypeError(f"{type(self).__name__} defines no rows")
+
+
+partitions: Registry[Partition] = Registry("partition")
+register = partitions.register
+
+
+@register("iid")
+@dataclass(frozen=True)
+class IID(Partition):
+    """Every client draws from the same mix; sizes differ by at most one."""
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        return np.array_split(rng.permutation(len(labels)), clients)
+
+
+@register("n-way", "nway", "n-way-k-shot")
+@dataclass(frozen=True)
+class NWay(Partition):
+    """n-way k-shot: client i holds n_i classes and k_i samples of each (FedProto, FedSAP).
+
+    `draw="normal"` is FedSAP's: n ~ N(way, spread²) clipped to 1 … C, k ~ N(shot, shot_spread²). `draw="uniform"` is
+    FedProto's as published: n uniform in max(2, n−s) … min(C−1, n+s), k uniform in k−s+1 … k+s.
+
+    Each client's classes are drawn at random among those that still have k samples. Where that leads to a dead end, all
+    clients choose anew, each the classes with most samples left, which fits whenever equal demands can fit at all.
+    """
+
+    complete: ClassVar[bool] = False
+
+    way: float = 3
+    shot: int = 100
+    spread: float = 1.0
+    shot_spread: float | None = None
+    """σ (or s) of the samples per class; as `spread` where not given."""
+    draw: Literal["normal", "uniform"] = "normal"
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.way) and self.way >= 1, f"way must be at least 1, got {self.way}")
+        _require(self.shot >= 1, f"shot must be at least 1, got {self.shot}")
+        for what, value in (("spread", self.spread), ("shot_spread", self.shot_spread)):
+            _require(value is None or (math.isfinite(value) and value >= 0), f"{what} must be 0 or more, got {value}")
+        _require(self.draw in ("normal", "uniform"), f"draw must be 'normal' or 'uniform', got {self.draw!r}")
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        ranks, sizes = ranked(labels)
+        if self.way > len(sizes):
+            raise ProtofedError(f"partition 'n-way': way={self.way:g}, but the data has {len(sizes)} classes")
+        if self.shot > sizes.min():
+            rarest = np.unique(labels)[sizes.argmin()]
+            raise ProtofedError(
+                f"partition 'n-way': shot={self.shot}, but class {rarest} has only {sizes.min()} training samples"
+            )
+        ways, shots = self.sizes(len(sizes), clients, rng)
+        shots = np.minimum(shots, sizes.max())
+        counts = _choose_at_random(ways, shots, sizes, rng)
+        if counts is None:
+            counts = _choose_what_is_left(ways, shots, sizes, rng)
+        if counts is None:
+            fits = len(labels) // int(ways.sum())
+            raise ProtofedError(
+                f"partition 'n-way': {clients} clients with way={self.way:g} and shot={self.shot} need "
+                f"{int((ways * shots).sum()):,} samples in {int(ways.sum()):,} class shares; the training part has "
+                f"{len(labels):,} in {len(sizes)} classes (shot={max(fits, 1)} is about what fits); "
+                "lower shot, way or clients"
+            )
+        return deal(ranks, counts, rng)
+
+    def sizes(self, classes: int, clients: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """How many classes each client holds, and how many samples of each."""
+        shot_spread = self.spread if self.shot_spread is None else self.shot_spread
+        if self.draw == "normal":
+            ways = np.rint(rng.normal(self.way, self.spread, clients)).astype(np.int64)
+            shots = np.rint(rng.normal(self.shot, shot_spread, clients)).astype(np.int64)
+        else:
+            n, s, t = round(self.way), round(self.spread), round(shot_spread)
+            high = max(min(classes - 1, n + s), 1)
+            ways = rng.integers(min(max(2, n - s), high), high, clients, endpoint=True)
+            shots = rng.integers(min(self.shot - t + 1, self.shot), self.shot + t, clients, endpoint=True)
+        return np.clip(ways, 1, classes), np.maximum(shots, 1)
+
+
+def _choose_at_random(
+    ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
+) -> np.ndarray | None:
+    left = sizes.copy()
+    counts = np.zeros((len(ways), len(sizes)), np.int64)
+    for client, (n, k) in enumerate(zip(ways, shots, strict=True)):
+        able = np.flatnonzero(left >= k)
+        if len(able) < n:
+            return None
+        chosen = rng.choice(able, n, replace=False)
+        counts[client, chosen] = k
+        left[chosen] -= k
+    return counts
+
+
+def _choose_what_is_left(
+    ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
+) -> np.ndarray | None:
+    """The classes with most samples left, ties at random; those who want most of a class choose first."""
+    left = sizes.copy()
+    counts = np.zeros((len(ways), len(sizes)), np.int64)
+    for client in np.argsort(-shots, kind="stable"):
+        shuffled = rng.permutation(len(sizes))
+        chosen = shuffled[np.argsort(-left[shuffled], kind="stable")][: ways[client]]
+        if left[chosen].min() < shots[client]:
+            return None
+        counts[client, chosen] = shots[client]
+        left[chosen] -= shots[client]
+    return counts
+
+
+@register("dirichlet")
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each class is shared out over the clients by Dir(α): the smaller α, the fewer clients hold most of a class.
+
+    A client below `min_size` is filled up from the largest client's most frequent class, so there is no drawing again
+    and the split always ends.
+    """
+
+    alpha: float = 0.1
+    min_size: int = 2
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.alpha) and self.alpha > 0, f"alpha must be above 0, got {self.alpha}")
+        _require(self.min_size >= 1, f"min_size must be at least 1, got {self.min_size}")
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        if clients * self.min_size > len(labels):
+            raise ProtofedError(
+                f"partition 'dirichlet': {clients} clients of at least min_size={self.min_size} need "
+                f"{clients * self.min_size:,} samples; the training part has {len(labels):,}"
+            )
+        ranks, sizes = ranked(labels)
+        ends = np.rint(np.cumsum(dirichlet(self.alpha, (len(sizes), clients), rng), axis=1) * sizes[:, None])
+        ends[:, -1] = sizes
+        counts = np.diff(ends.astype(np.int64), axis=1, prepend=0).T.copy()
+        _fill_up(counts, self.min_size)
+        return deal(ranks, counts, rng)
+
+
+def dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """Rows drawn from the symmetric Dir(α), in logarithms: at a small α every gamma draw of a row may underflow to 0.
+
+    Gamma(α) is Gamma(α + 1) · U^(1/α).
+    """
+    alpha = min(max(alpha, 1e-100), 1e15)
+    log = np.log(rng.gamma(alpha + 1, size=shape)) + np.log1p(-rng.random(shape)) / alpha
+    shares = np.exp(log - log.max(axis=1, keepdims=True))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def _fill_up(counts: np.ndarray, least: int) -> None:
+    sizes = counts.sum(axis=1)
+    for poor in np.flatnonzero(sizes < least):
+        while sizes[poor] < least:
+            rich = sizes.argmax()
+            c = counts[rich].argmax()
+            moved = min(least - sizes[poor], sizes[rich] - least, counts[rich, c])
+            for client, change in ((rich, -moved), (poor, moved)):
+                counts[client, c] += change
+                sizes[client] += change
+
+
+@register("pathological", "shards")
+@dataclass(frozen=True)
+class Pathological(Partition):
+    """At most `classes_per_client` classes a client.
+
+    Every class is cut into about as many equal shards as its size asks for, at least one; each client gets shards of
+    different classes. With fewer shards than classes, the classes that get none are left out.
+    """
+
+    complete: ClassVar[bool] = False  # it is, where clients · classes_per_client ≥ C
+
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        _require(
+            self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}"
+        )
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        ranks, sizes = ranked(labels)
+        k = self.classes_per_client
+        if k > len(sizes):
+            raise ProtofedError(
+                f"partition 'pathological': classes_per_client={k}, but the data has {len(sizes)} classes"
+            )
+        shards = _shards(sizes, clients, k, rng)
+        counts = np.zeros((clients, len(sizes)), np.int64)
+        for c, holders in enumerate(_hand_out(shards, clients, k, rng)):
+            if len(holders):
+                counts[holders, c] = sizes[c] // len(holders)
+                counts[rng.permutation(holders)[: sizes[c] % len(holders)], c] += 1
+        return deal(ranks, counts, rng)
+
+
+def _shards(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """How many shards each class is cut into: `clients · k` in all, the next one always where shards are largest."""
+    shards = np.zeros(len(sizes), np.int64)
+    shards[rng.permutation(len(sizes))[: clients * k]] = 1
+    jitter = 1 + 1e-6 * rng.random(len(sizes))  # ties fall to a random class
+    for _ in range(clients * k - int(shards.sum())):
+        shards[np.where(shards < clients, sizes * jitter / np.maximum(shards, 1), -1.0).argmax()] += 1
+    return shards
+
+
+def _hand_out(shards: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> list[list[int]]:
+    """The clients that get a shard of each class: k different classes a client, otherwise at random.
+
+    A class with as many shards left as there are clients left must be taken now; then the rest always fits.
+    """
+    left = shards.copy()
+    holders: list[list[int]] = [[] for _ in shards]
+    for client in range(clients):
+        due = left == clients - client
+        free = np.where(due, 0, left)
+        wanted = k - int(due.sum())
+        more = rng.choice(len(left), wanted, replace=False, p=free / free.sum()) if wanted else np.empty(0, np.int64)
+        for c in (*np.flatnonzero(due), *more):
+            holders[c].append(client)
+            left[c] -= 1
+    return holders
+
+
+@register("circulant")
+@dataclass(frozen=True)
+class Circulant(Partition):
+    """FedMatch's imbalanced clients: client i, of type i mod C, has half its samples from class i mod C.
+
+    15 % come from each neighbouring class. Of ten classes, six more have 3 % each and the one farthest away 2 %; with
+    another number of classes the last 20 % are shared equally. Clients are equally large, as large as the rarest class
+    allows; unless all types are equally frequent, some samples stay unused.
+    """
+
+    complete: ClassVar[bool] = False
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        ranks, sizes = ranked(labels)
+        kinds = np.stack([np.roll(_circulant(len(sizes)), t) for t in range(len(sizes))])
+        mix = kinds[np.arange(clients) % len(sizes)]
+        wanted = mix.sum(axis=0)
+        size = (sizes[wanted > 0] / wanted[wanted > 0]).min()
+        # Rounding the running sums keeps each class within what it has and each count within one of its share.
+        ends = np.minimum(np.floor(np.cumsum(mix * size, axis=0) + 1e-6), sizes).astype(np.int64)
+        return deal(ranks, np.diff(ends, axis=0, prepend=0), rng)
+
+
+def _circulant(classes: int) -> np.ndarray:
+    """Shares of the classes by their distance from the main one, going up and around."""
+    share = np.zeros(classes)
+    for offset, part in ((0, 0.50), (1, 0.15), (-1, 0.15)):
+        share[offset % classes] += part
+    rest = np.arange(2, classes - 1)
+    if classes == 10:
+        share[rest] = np.where(rest == 5, 0.02, 0.03)
+    elif len(rest):
+        share[rest] = 0.20 / len(rest)
+    return share / share.sum()
+
+
+@register("natural")
+@dataclass(frozen=True)
+class Natural(Partition):
+    """One client a natural id (writer, room, patient), in the order of the ids.
+
+    With fewer clients than ids, the ids are dealt round: the j-th id goes to client j mod clients.
+    """
+
+    def rows(
+        self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
+    ) -> list[np.ndarray]:
+        if groups is None:
+            raise ProtofedError("partition 'natural' needs group ids (writer, room, patient); the data set has none")
+        ids = np.unique(groups)
+        if clients > len(ids):
+            raise ProtofedError(f"partition 'natural': clients={clients}, but the data set has {len(ids)} group ids")
+        return gather(self.owners(groups, ids, clients), clients)
+
+    def owners(self, groups: np.ndarray, ids: np.ndarray, clients: int) -> np.ndarray:
+        """The client of each sample by its group, given the sorted ids of the training part; −1 for another id."""
+        place = np.minimum(np.searchsorted(ids, groups), len(ids) - 1)
+        return np.where(ids[place] == groups, place % clients, -1)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

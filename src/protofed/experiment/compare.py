@@ -1,0 +1,169 @@
+"""A comparison: methods × seeds, each cell a run of its own with its own folder, as many at a time as there are cores."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import methods
+from ..errors import ProtofedError
+from ..federation import Record
+from ..federation.checkpoint import write_atomically
+from .folder import RunFolder
+from .run import Result, load_result, resume, run
+from .settings import Settings, resolve
+
+FILE = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one cell is: sent to whoever watches after every round."""
+
+    cell: str
+    round: int
+    rounds: int
+    loss: float
+    accuracy: float | None
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results by method, one per seed."""
+
+    results: dict[str, list[Result]]
+    folder: Path | None = None
+
+    def summaries(self) -> dict[str, list[dict[str, Any]]]:
+        return {method: [r.summary for r in runs] for method, runs in self.results.items()}
+
+
+def with_local(names: Iterable[str]) -> list[str]:
+    """The methods by their registered names, each once, and Local always beside them."""
+    chosen = dict.fromkeys(methods.registry[name].name for name in names)
+    return list(dict.fromkeys(["local", *chosen]))
+
+
+def compare(
+    names: Sequence[str],
+    *,
+    seeds: Sequence[int] | int = 3,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    **given: Any,
+) -> Comparison:
+    """Run every method with every seed under the same settings. `seeds=3` means three from `seed` on."""
+    chosen = with_local(names)
+    first = resolve(chosen[0], given, also=chosen).general.seed
+    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers:
+        raise ProtofedError("a comparison needs at least one seed")
+    cells = {
+        f"{name}-seed{seed}": resolve(name, {**given, "seed": seed}, also=chosen) for name in chosen for seed in numbers
+    }
+    folder = None
+    if out is not None:
+        folder = Path(out)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ProtofedError(
+                f"{folder}: this folder exists already; `protofed resume {folder}` continues a comparison, "
+                "or choose another --out"
+            ) from None
+        record = {"methods": chosen, "seeds": numbers, "settings": {k: s.to_dict() for k, s in cells.items()}}
+        write_atomically(folder / FILE, json.dumps(record, indent=1).encode())
+    return _run_cells(chosen, numbers, cells, folder, jobs, watch)
+
+
+def is_comparison(folder: Path) -> bool:
+    return (folder / FILE).is_file()
+
+
+def resume_comparison(folder: Path, *, jobs: int | None = None, watch: Watch | None = None) -> Comparison:
+    """Finish a comparison that was stopped: finished runs are kept, begun ones resumed, the rest run."""
+    try:
+        record = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        chosen, numbers = list(record["methods"]), list(record["seeds"])
+        cells = {name: resolve(None, given) for name, given in record["settings"].items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ProtofedError(f"{folder / FILE}: not readable ({type(error).__name__}: {error})") from None
+    return _run_cells(chosen, numbers, cells, folder, jobs, watch)
+
+
+def _run_cells(
+    chosen: Sequence[str],
+    numbers: Sequence[int],
+    cells: dict[str, Settings],
+    folder: Path | None,
+    jobs: int | None,
+    watch: Watch | None,
+) -> Comparison:
+    threads = next(iter(cells.values())).general.threads
+    jobs = min(len(cells), jobs or max(1, (os.cpu_count() or 1) // threads))
+    places = {cell: None if folder is None else folder / cell for cell in cells}
+    done: dict[str, Result] = {}
+    if jobs == 1:
+        for cell, settings in cells.items():
+            done[cell] = _run_cell(cell, settings, places[cell], watch)
+    else:
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        listener = threading.Thread(target=_listen, args=(queue, watch), daemon=True)
+        listener.start()
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(queue,)) as pool:
+            waiting = {pool.submit(_run_cell_in_worker, c, s, places[c]): c for c, s in cells.items()}
+            try:
+                for future in as_completed(waiting):
+                    done[waiting[future]] = future.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        queue.put(None)
+        listener.join()
+    return Comparison({m: [done[f"{m}-seed{s}"] for s in numbers] for m in chosen}, folder)
+
+
+def _run_cell(cell: str, settings: Settings, place: Path | None, watch: Watch | None) -> Result:
+    def report(record: Record, rounds: int) -> None:
+        if watch is not None:
+            watch(Progress(cell, record.round, rounds, record.loss, record.metrics.get("accuracy_head")))
+
+    if place is not None and (place / "summary.json").is_file():
+        result = load_result(place)
+        if watch is not None:
+            rounds = settings.general.rounds
+            watch(Progress(cell, rounds, rounds, 0.0, result.summary["last_round"]["accuracy_head"]))
+        return result
+    if place is not None and (place / "settings.toml").is_file():
+        return resume(RunFolder.open(place).path, watch=report)
+    return run(settings, out=place, watch=report)
+
+
+_queue: Any = None
+
+
+def _begin_worker(queue: Any) -> None:
+    global _queue
+    _queue = queue
+
+
+def _run_cell_in_worker(cell: str, settings: Settings, place: Path | None) -> Result:
+    return _run_cell(cell, settings, place, _queue.put)
+
+
+def _listen(queue: Any, watch: Watch | None) -> None:
+    while (progress := queue.get()) is not None:
+        if watch is not None:
+            watch(progress)

@@ -1,0 +1,207 @@
+"""The run folder: `settings.toml`, `metrics.jsonl`, `rounds.jsonl`, `clients.jsonl`, `summary.json`, `checkpoint/`.
+
+| file | one object per | what is in it |
+| --- | --- | --- |
+| `metrics.jsonl` | evaluated round | accuracies (mean and deviation over clients), loss, bytes and seconds of the round, dropped clients |
+| `rounds.jsonl` | round | who took part, who was dropped and why, loss terms, bytes by direction and kind |
+| `clients.jsonl` | evaluated round | each client's accuracy by head and by prototype, and its number of test samples |
+| `summary.json` | run | last round, mean of the last five evaluations, best on validation where there is one, totals |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import wire
+from ..errors import ProtofedError
+from ..federation import Federation, Record
+from ..federation.checkpoint import write_atomically
+from .settings import Settings, read_toml
+
+ACCURACIES = ("accuracy_head", "accuracy_prototype", "accuracy_head_std", "accuracy_prototype_std")
+LAST = 5
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, settings: Settings) -> RunFolder:
+        """A new folder; one that exists already is an error, so that no run overwrites another."""
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            raise ProtofedError(
+                f"{path}: this run folder exists already; `protofed resume {path}` continues it, or choose another --out"
+            ) from None
+        except OSError as error:
+            raise ProtofedError(f"{path}: cannot make the run folder ({error.strerror})") from None
+        (path / "checkpoint").mkdir()
+        write_atomically(path / "settings.toml", settings.to_toml().encode())
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        if not path.is_dir():
+            raise ProtofedError(f"{path}: no such run folder")
+        if not (path / "settings.toml").is_file():
+            raise ProtofedError(f"{path}: not a run folder (it has no settings.toml)")
+        return cls(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    def settings(self) -> dict[str, Any]:
+        return read_toml(self.path / "settings.toml")
+
+    def rows(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        """The whole lines of a .jsonl file; a last line that a kill cut off is left out."""
+        file = self.path / name
+        if not file.exists():
+            return []
+        rows = []
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                if number == len(lines):
+                    break
+                raise ProtofedError(f"{file}: line {number} is not JSON") from None
+        return rows
+
+    def summary(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ProtofedError(f"{self.path}: the run has not finished; `protofed resume {self.path}`") from None
+        except ValueError as error:
+            raise ProtofedError(f"{self.path / 'summary.json'}: not readable ({error})") from None
+
+    def append(self, history: History, record: Record) -> None:
+        """Write the round that `history` took in last."""
+        self._append("rounds.jsonl", history.rounds[-1])
+        if record.scores is not None:
+            self._append("metrics.jsonl", history.metrics[-1])
+            self._append("clients.jsonl", client_row(record))
+
+    def _append(self, name: str, row: dict[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(row)) + "\n")
+
+    def rewind(self, round: int) -> History:
+        """Forget what was written after the checkpoint's round: it is about to be run again."""
+        for name in ("metrics.jsonl", "rounds.jsonl", "clients.jsonl"):
+            kept = [row for row in self.rows(name) if row["round"] <= round]
+            write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        return History(self.rows("rounds.jsonl"), self.rows("metrics.jsonl"))
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        write_atomically(self.path / "summary.json", (json.dumps(_finite(summary), indent=1) + "\n").encode())
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: a loss that does not exist is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return value
+
+
+@dataclass
+class History:
+    """The rows of a run so far: one per round, and one per evaluated round."""
+
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, record: Record) -> None:
+        self.rounds.append(round_row(record))
+        if record.scores is not None:
+            evaluated = self.metrics[-1]["round"] if self.metrics else 0
+            dropped = sum(len(row["dropped"]) for row in self.rounds if row["round"] > evaluated)
+            self.metrics.append(metrics_row(record, dropped))
+
+
+def round_row(record: Record) -> dict[str, Any]:
+    return {
+        "round": record.round,
+        "participants": record.participants,
+        "dropped": {str(client): why for client, why in record.dropped.items()},
+        "loss": record.loss,
+        "terms": record.terms,
+        "up": {kind: record.up[kind] for kind in wire.KINDS},
+        "down": {kind: record.down[kind] for kind in wire.KINDS},
+        "seconds": round(record.seconds, 4),
+    }
+
+
+def metrics_row(record: Record, dropped: int) -> dict[str, Any]:
+    """Bytes and seconds are those of this round; dropped clients those since the evaluation before."""
+    return {
+        "round": record.round,
+        **record.metrics,
+        "loss": record.loss,
+        "bytes_up": sum(record.up.values()),
+        "bytes_down": sum(record.down.values()),
+        "seconds": round(record.seconds, 4),
+        "dropped_clients": dropped,
+    }
+
+
+def client_row(record: Record) -> dict[str, Any]:
+    scores = record.scores or []
+    return {
+        "round": record.round,
+        "accuracy_head": [s.accuracy_head for s in scores],
+        "accuracy_prototype": [s.accuracy_prototype for s in scores],
+        "samples": [s.samples for s in scores],
+    }
+
+
+def summarise(history: History, settings: Settings, federation: Federation) -> dict[str, Any]:
+    """The last round, the mean of the last five evaluations, and best on validation. Never best on test."""
+    rows, rounds = history.metrics, history.rounds
+    last = rows[-LAST:]
+    summary: dict[str, Any] = {
+        "method": settings.method.name,
+        "seed": settings.general.seed,
+        "rounds": federation.round,
+        "clients": len(federation.data.clients),
+        "last_round": {k: rows[-1][k] for k in ACCURACIES},
+        "last_five": {k: sum(r[k] for r in last) / len(last) for k in ACCURACIES},
+    }
+    if "validation_head" in rows[-1]:
+        best = max(rows, key=lambda r: r["validation_head"])
+        summary["best_on_validation"] = {k: best[k] for k in ("round", "validation_head", *ACCURACIES)}
+    for direction in ("up", "down"):
+        summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.KINDS}
+    summary["seconds"] = round(sum(row["seconds"] for row in rounds), 3)
+    summary["dropped_clients"] = sum(len(row["dropped"]) for row in rounds)
+    summary["model_parameters"] = sum(federation.engine.start[n].numel() for n in federation.engine.skeleton.trainable)
+    summary["versions"] = {
+        "protofed": _version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+    return summary
+
+
+def _version() -> str:
+    from .. import __version__
+
+    return __version__

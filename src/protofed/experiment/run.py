@@ -1,0 +1,164 @@
+"""One run: settings → data → partition → federation → run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data import Dataset, federate
+from ..data.types import FederatedData
+from ..errors import ProtofedError
+from ..federation import Federation, Record, checkpoint
+from ..federation.engine import PlainEngine
+from .folder import History, RunFolder, summarise
+from .settings import IN_MEMORY, AutoModel, Settings, read_toml, resolve
+
+log = logging.getLogger("protofed")
+Watcher = Callable[[Record, int], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run measured. `metrics` has one row per evaluated round; `folder` is where it is on disk, if anywhere."""
+
+    settings: Settings
+    metrics: list[dict[str, Any]]
+    summary: dict[str, Any]
+    folder: Path | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """By classifier head, mean over clients, mean of the last five evaluations."""
+        return float(self.summary["last_five"]["accuracy_head"])
+
+    @property
+    def accuracy_prototype(self) -> float:
+        return float(self.summary["last_five"]["accuracy_prototype"])
+
+    def __repr__(self) -> str:
+        where = f", folder={str(self.folder)!r}" if self.folder else ""
+        return (
+            f"Result({self.settings.method.name}: head {self.accuracy:.2%}, "
+            f"prototype {self.accuracy_prototype:.2%}{where})"
+        )
+
+
+def prepare_data(settings: Settings) -> FederatedData:
+    """Load and partition, as the settings say."""
+    g = settings.general
+    dataset = settings.data if isinstance(settings.data, Dataset) else settings.data.load()
+    return federate(
+        dataset,
+        settings.partition,
+        g.clients,
+        seed=g.seed,
+        test=g.test,
+        test_share=g.test_share,
+        validation_share=g.validation_share,
+        labels=g.labels,
+        labels_per_class=g.labels_per_class,
+        server_labels=g.server_labels,
+    )
+
+
+def build(settings: Settings) -> tuple[Settings, Federation]:
+    """The federation before its first round, and the settings with the model that was chosen."""
+    g = settings.general
+    data = prepare_data(settings)
+    if isinstance(settings.model, AutoModel):
+        settings = replace(settings, model=settings.model.for_shape(data.sample_shape))
+    engine = PlainEngine(settings.method, settings.model, data, settings.local, seed=g.seed, initial=g.initial)  # type: ignore[arg-type]
+    federation = Federation(
+        settings.method,
+        engine,
+        data,
+        rounds=g.rounds,
+        seed=g.seed,
+        participation=g.participation,
+        evaluate_every=g.evaluate_every,
+    )
+    return settings, federation
+
+
+def run(
+    method: str | Settings,
+    *,
+    out: str | Path | None = None,
+    watch: Watcher | None = None,
+    config: str | Path | None = None,
+    **given: Any,
+) -> Result:
+    """Run one method. Keywords are the command line's keys: `run("fedsap", data="digits", rounds=20, seed=1234)`.
+
+    `out` names a run folder to write (it must not exist yet); without it nothing is written. A dot in a key is written as
+    a nested mapping: `alignment={"shape": "cosine"}`.
+    """
+    if isinstance(method, Settings):
+        settings = method
+    else:
+        settings = resolve(method, {**(read_toml(Path(config)) if config else {}), **given})
+    with _threads(settings.general.threads):
+        settings, federation = build(settings)
+        folder = None if out is None else RunFolder.create(Path(out), settings)
+        return _drive(settings, federation, folder, History(), watch)
+
+
+def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:
+    """Continue a run that was stopped, from its last checkpoint; the result is that of a run never stopped."""
+    place = RunFolder.open(Path(folder))
+    given = place.settings()
+    name = given.get("data", {}).get("name")
+    if data is not None:
+        given["data"] = data
+    elif name == IN_MEMORY:
+        raise ProtofedError(f"{folder}: this run's data was given in Python; resume it with resume(folder, data=...)")
+    settings = resolve(None, given)
+    with _threads(settings.general.threads):
+        settings, federation = build(settings)
+        checkpoint.load(federation, place.checkpoint)
+        return _drive(settings, federation, place, place.rewind(federation.round), watch)
+
+
+def _drive(
+    settings: Settings,
+    federation: Federation,
+    folder: RunFolder | None,
+    history: History,
+    watch: Watcher | None,
+) -> Result:
+    every = settings.general.checkpoint_every
+    for record in federation:
+        history.take(record)
+        if folder is not None:
+            folder.append(history, record)
+            if record.round % every == 0 or record.round == federation.rounds:
+                checkpoint.save(federation, folder.checkpoint)
+        if watch is not None:
+            watch(record, federation.rounds)
+    summary = summarise(history, settings, federation)
+    if folder is not None:
+        folder.finish(summary)
+    return Result(settings, history.metrics, summary, None if folder is None else folder.path)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def load_result(folder: str | Path) -> Result:
+    """A finished run's result, read from its folder."""
+    place = RunFolder.open(Path(folder))
+    given: Mapping[str, Any] = place.settings()
+    return Result(resolve(None, given), place.rows(), place.summary(), place.path)

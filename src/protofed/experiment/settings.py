@@ -1,0 +1,276 @@
+"""Settings: one typed schema for Python, TOML and the command line. An unknown key is an error.
+
+A run is described by its general keys (`rounds`, `lr`, …) and four choices — `method`, `data`, `partition`, `model` — each of
+which has settings of its own. A key may be written in full (`partition.way=3`) or short (`way=3`) where only one of the four
+has it. A method may also be named (`fedsap.scale=16`), which in a comparison speaks to that method alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import tomli_w
+
+from .. import methods, models
+from ..data import Dataset, partitions, sources
+from ..data.partitions import Partition
+from ..errors import ProtofedError, unknown
+from ..federation.local import LocalSettings
+from ..methods.base import Method
+from ..models.base import ModelSpec
+from ..registry import Registry, first_problem
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+REGISTRIES: dict[str, Registry[Any]] = {
+    "method": methods.registry,
+    "data": sources,
+    "partition": partitions,
+    "model": models.registry,
+}
+
+IN_MEMORY = "in-memory"
+
+
+class General(pydantic.BaseModel):
+    """The keys that are neither the method's nor the data's, partition's or model's."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+    rounds: int = pydantic.Field(100, ge=1)
+    clients: int = pydantic.Field(20, ge=1)
+    participation: float = pydantic.Field(1.0, gt=0, le=1)
+    seed: int = pydantic.Field(1234, ge=0)
+    # local training
+    epochs: int = pydantic.Field(1, ge=1)
+    batch: int = pydantic.Field(8, ge=1)
+    optimiser: Literal["sgd", "adam", "rmsprop"] = "sgd"
+    lr: float = pydantic.Field(0.01, gt=0)
+    momentum: float = pydantic.Field(0.5, ge=0, lt=1)
+    weight_decay: float = pydantic.Field(0.0, ge=0)
+    keep_optimiser: bool = False
+    initial: Literal["same", "own"] = "same"
+    # what is held out, and who has labels
+    test: Literal["central", "local"] = "central"
+    test_share: float = pydantic.Field(0.2, gt=0, lt=1)
+    validation_share: float = pydantic.Field(0.0, ge=0, lt=1)
+    labels: Literal["all", "client", "server"] = "all"
+    labels_per_class: int = pydantic.Field(5, ge=1)
+    server_labels: int = pydantic.Field(0, ge=0)
+    # what is recorded, and how
+    evaluate_every: int = pydantic.Field(1, ge=1)
+    checkpoint_every: int = pydantic.Field(10, ge=1)
+    threads: int = pydantic.Field(1, ge=1)
+
+
+@dataclass(frozen=True)
+class AutoModel:
+    """The model is chosen by the data's shape when the data is there; its options wait until then."""
+
+    options: Mapping[str, Any]
+    name: str = "auto"
+
+    def for_shape(self, sample_shape: tuple[int, ...]) -> ModelSpec:
+        name = models.default_for(sample_shape)
+        return models.registry.make(name, _merged(models.registry, name, self.options))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides a run's result, and nothing else."""
+
+    general: General
+    method: Method
+    data: Any  # a data source, or a Dataset in memory
+    partition: Partition
+    model: ModelSpec | AutoModel
+
+    @property
+    def local(self) -> LocalSettings:
+        names = [f.name for f in dataclasses.fields(LocalSettings)]
+        return LocalSettings(**{name: getattr(self.general, name) for name in names})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Complete and nested, as `settings.toml` holds it."""
+        result: dict[str, Any] = self.general.model_dump()
+        for kind in REGISTRIES:
+            choice = getattr(self, kind)
+            if isinstance(choice, Dataset):
+                result[kind] = {"name": IN_MEMORY}
+            elif isinstance(choice, AutoModel):
+                result[kind] = {"name": choice.name, **choice.options}
+            else:
+                result[kind] = {"name": choice.name, **dataclasses.asdict(choice)}
+        return _without_none(result)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: an absent key means the default, which for these is none."""
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, tuple | list):
+        return [_without_none(v) for v in value]
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ProtofedError(f"{path}: no such settings file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ProtofedError(f"{path}: not a readable TOML file ({error})") from None
+
+
+def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words of a command line. A value is read as TOML where it is TOML, else as text; `a,b` is a list."""
+    result: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ProtofedError(f"expected key=value, got {pair!r}")
+        result[key.strip()] = _value(text.strip())
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        pass
+    if "," in text and not Path(text).exists():
+        return [_value(part) for part in text.split(",")]
+    return text
+
+
+def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
+    """Settings from keys as a person writes them. `also` names further methods whose keys may appear and are skipped."""
+    flat = _flatten(given)
+    names: dict[str, Any] = {"data": "digits", "partition": "n-way", "model": "auto"}
+    for kind in ("method", "data", "partition", "model"):
+        for key in (kind, f"{kind}.name"):
+            if key in flat:
+                names[kind] = flat.pop(key)
+    if method is not None:
+        names["method"] = method
+    if "method" not in names:
+        raise ProtofedError("no method given; `protofed methods` lists them")
+    options = _initial_options(names)
+    general: dict[str, Any] = {}
+    known = {kind: _options_of(kind, name) for kind, name in names.items()}
+    others = {name: set(methods.registry.options(name)) for name in also}
+    for key, value in flat.items():
+        group, rest = _place(key, known, names["method"], others)
+        if group == "general":
+            general[rest] = value
+        elif group:
+            _put(options[group], rest.split("."), value, f"{group}.{rest}")
+    made: dict[str, Any] = {}
+    for kind, registry in REGISTRIES.items():
+        if isinstance(names[kind], Dataset):
+            made[kind] = names[kind]
+        elif kind == "model" and names[kind] == "auto":
+            made[kind] = AutoModel(options[kind])
+        else:
+            made[kind] = registry.make(names[kind], _merged(registry, names[kind], options[kind]))
+    try:
+        return Settings(General(**general), **made)
+    except pydantic.ValidationError as error:
+        raise ProtofedError(f"settings: {first_problem(error)}") from None
+
+
+def _initial_options(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Short forms of data: a file, a folder or `hub:NAME` in place of a registered name."""
+    options: dict[str, dict[str, Any]] = {kind: {} for kind in REGISTRIES}
+    chosen = names["data"]
+    if isinstance(chosen, Dataset):
+        return options
+    chosen = str(chosen)
+    if chosen.startswith("hub:"):
+        names["data"], options["data"] = "hub", {"path": chosen.removeprefix("hub:")}
+    elif chosen.endswith(".npz"):
+        names["data"], options["data"] = "npz", {"path": chosen}
+    elif chosen not in sources and Path(chosen).is_dir():
+        names["data"], options["data"] = "folder", {"path": chosen}
+    return options
+
+
+def _flatten(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type | Dataset):
+            flat |= _flatten(dataclasses.asdict(value), f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _options_of(kind: str, name: Any) -> set[str]:
+    if isinstance(name, Dataset):
+        return set()
+    if kind == "model" and name == "auto":
+        return {option for choice in ("cnn", "mlp") for option in models.registry.options(choice)}
+    if not isinstance(name, str):
+        raise ProtofedError(f"{kind}={name!r}: expected a name")
+    return set(REGISTRIES[kind].options(name))
+
+
+def _place(key: str, known: Mapping[str, set[str]], method: str, others: Mapping[str, set[str]]) -> tuple[str, str]:
+    """Which group a key belongs to and its name there; an empty group: it speaks to another method of a comparison."""
+    head, _, rest = key.partition(".")
+    if rest and head in REGISTRIES:
+        return head, rest
+    if rest and head in methods.registry:
+        return ("method", rest) if methods.registry[head] is methods.registry[method] else ("", "")
+    if key in General.model_fields:
+        return "general", key
+    owners = [kind for kind, names in known.items() if head in names]
+    if len(owners) == 1:
+        return owners[0], key
+    if len(owners) > 1:
+        raise ProtofedError(f"{head!r} is a setting of {' and '.join(owners)}: write {owners[0]}.{key} for one of them")
+    if any(head in names for names in others.values()):
+        return "", ""
+    choices = {*General.model_fields, *REGISTRIES, *(n for names in known.values() for n in names)}
+    raise unknown("setting", key, choices | {n for names in others.values() for n in names})
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+        if not isinstance(tree, dict):
+            raise ProtofedError(f"{key}: {part!r} is given both as a value and as a group")
+    tree[path[-1]] = value
+
+
+def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A group given in part (`alignment.shape`) keeps the rest of its default; one number becomes a list of one."""
+    merged = dict(options)
+    fields = registry.options(name)
+    for key, value in options.items():
+        spec = fields.get(key)
+        if spec is None:
+            continue
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(spec.default):
+            defaults = dataclasses.asdict(spec.default)  # type: ignore[arg-type]
+            for part in value:
+                if part not in defaults:
+                    raise unknown(f"setting of {key!r}:", part, defaults)
+            merged[key] = {**defaults, **value}
+        elif isinstance(value, int | float | str) and isinstance(spec.default, tuple):
+            merged[key] = [value]
+    return merged
+

@@ -1,0 +1,7 @@
+"""Who runs the rounds: the round itself, the engines that train the clients, checkpoint and resume."""
+
+from . import checkpoint
+from .local import LocalSettings
+from .rounds import Federation, Record
+
+__all__ = ["Federation", "LocalSettings", "Record", "checkpoint"]

@@ -1,0 +1,161 @@
+"""The round: choose clients, send, train, return, update. Everything that travels goes through `wire`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from .. import seeds, wire
+from ..data.types import FederatedData
+from ..evaluate import Scores, summarise
+from ..methods.base import Method, Setup, Upload
+from ..wire import Bundle
+from .local import ClientState, Outcome, Skeleton
+
+log = logging.getLogger("protofed")
+
+
+class Engine(Protocol):
+    """Who trains the clients. It holds their states; the round itself is the same for every engine."""
+
+    skeleton: Skeleton
+    start: dict[str, torch.Tensor]
+    clients: dict[int, ClientState]
+
+    def train(self, round: int, downloads: Mapping[int, Bundle]) -> dict[int, Outcome]: ...
+
+    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]: ...
+
+
+@dataclass
+class Record:
+    """What happened in one round."""
+
+    round: int
+    participants: list[int]
+    dropped: dict[int, str]
+    loss: float
+    terms: dict[str, float]
+    up: Counter[str]
+    down: Counter[str]
+    seconds: float = 0.0
+    scores: list[Scores] | None = None
+    validation: list[Scores] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Federation:
+    """Runs the rounds. `state` and `round`, with the engine's client states, are all there is to save."""
+
+    def __init__(
+        self,
+        method: Method,
+        engine: Engine,
+        data: FederatedData,
+        *,
+        rounds: int,
+        seed: int,
+        participation: float = 1.0,
+        evaluate_every: int = 1,
+    ) -> None:
+        self.method, self.engine, self.data = method, engine, data
+        self.rounds, self.seed = rounds, seed
+        self.participation, self.evaluate_every = participation, evaluate_every
+        self.setup = Setup(
+            data.num_classes,
+            engine.skeleton.dim,
+            tuple(len(c.labelled) for c in data.clients),
+            engine.start,
+            seed,
+        )
+        self.expected = wire.Expected(data.num_classes, engine.skeleton.dim, method.travels, engine.start)
+        self.state = method.server_start(self.setup)
+        self.round = 0
+
+    def participants(self, round: int) -> list[int]:
+        total = len(self.data.clients)
+        chosen = max(1, math.floor(self.participation * total + 1e-9))
+        if chosen >= total:
+            return list(range(total))
+        order = torch.randperm(total, generator=seeds.torch_stream(self.seed, "participation", round))
+        return sorted(order[:chosen].tolist())
+
+    def __iter__(self) -> Iterator[Record]:
+        while self.round < self.rounds:
+            yield self.step()
+
+    def step(self) -> Record:
+        began = time.perf_counter()
+        round = self.round + 1
+        chosen = self.participants(round)
+        downloads, down = self._send(chosen, round)
+        outcomes = self.engine.train(round, downloads)
+        uploads, dropped, up = self._receive(outcomes)
+        if uploads:
+            self.state = self.method.server_update(self.state, uploads, round, self.setup)
+        else:
+            log.warning("round %d: no client returned anything usable; the server keeps its state", round)
+        self.round = round
+        terms = _mean_terms([o for c, o in outcomes.items() if c not in dropped])
+        record = Record(round, chosen, dropped, sum(terms.values()) if terms else math.nan, terms, up, down)
+        record.seconds = time.perf_counter() - began
+        if round % self.evaluate_every == 0 or round == self.rounds:
+            self._evaluate(record)
+        return record
+
+    def _send(self, chosen: Sequence[int], round: int) -> tuple[dict[int, Bundle], Counter[str]]:
+        """What each client is sent, after the wire. A message that is the same for all is encoded once."""
+        downloads: dict[int, Bundle] = {}
+        down: Counter[str] = Counter()
+        arrived: dict[int, tuple[Bundle, Bundle, Counter[str]]] = {}
+        for client in chosen:
+            content = self.method.send(self.state, client, round)
+            if id(content) not in arrived:
+                message = wire.encode(content)
+                received = wire.decode(message, f"server's message to client {client}")
+                arrived[id(content)] = (content, received, wire.sizes(message))
+            _, downloads[client], size = arrived[id(content)]
+            down.update(size)
+        return downloads, down
+
+    def _receive(self, outcomes: Mapping[int, Outcome]) -> tuple[list[Upload], dict[int, str], Counter[str]]:
+        """The uploads that can be used; who was dropped, and why."""
+        uploads: list[Upload] = []
+        dropped: dict[int, str] = {}
+        up: Counter[str] = Counter()
+        for client, outcome in outcomes.items():
+            if outcome.upload is None:
+                dropped[client] = f"client {client}: {outcome.failure}"
+                continue
+            message = wire.encode(outcome.upload)
+            up.update(wire.sizes(message))
+            try:
+                content = wire.decode(message, f"client {client}")
+                self.expected.check(content, f"client {client}")
+                uploads.append(Upload(client, outcome.num_samples, content))
+            except wire.WireError as error:
+                dropped[client] = str(error)
+        for reason in dropped.values():
+            log.warning("round %d: dropped %s", self.round + 1, reason)
+        return uploads, dropped, up
+
+    def _evaluate(self, record: Record) -> None:
+        everyone = range(len(self.data.clients))
+        record.scores = self.engine.evaluate(self.state, everyone)
+        record.metrics = summarise(record.scores)
+        if all(c.validation is not None for c in self.data.clients):
+            record.validation = self.engine.evaluate(self.state, everyone, "validation")
+            record.metrics |= {k.replace("accuracy", "validation"): v for k, v in summarise(record.validation).items()}
+
+
+def _mean_terms(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Loss terms averaged over clients, every client counting the same."""
+    names = list(dict.fromkeys(name for o in outcomes for name in o.terms))
+    return {name: sum(o.terms.get(name, 0.0) for o in outcomes) / len(outcomes) for name in names}

@@ -1,0 +1,55 @@
+"""One file per method. Importing a file registers it; `available()` lists what there is."""
+
+from __future__ import annotations
+
+from . import fedavg, fedproto, fedprox, fedsap, local
+from .base import (
+    Batch,
+    Method,
+    Network,
+    Received,
+    Setup,
+    SharedBank,
+    Step,
+    Trained,
+    Upload,
+    bank_of,
+    register,
+    registry,
+    uploaded_banks,
+    weighted_average,
+)
+
+__all__ = [
+    "Batch",
+    "Method",
+    "Network",
+    "Received",
+    "Setup",
+    "SharedBank",
+    "Step",
+    "Trained",
+    "Upload",
+    "available",
+    "bank_of",
+    "fedavg",
+    "fedproto",
+    "fedprox",
+    "fedsap",
+    "get",
+    "local",
+    "register",
+    "registry",
+    "uploaded_banks",
+    "weighted_average",
+]
+
+
+def available() -> list[str]:
+    """Names of all methods, your own registered ones included."""
+    return registry.names()
+
+
+def get(name: str, **settings: object) -> Method:
+    """A method by name with its settings, checked."""
+    return registry.make(name, settings)

@@ -1,0 +1,83 @@
+"""Models by name. Each gives `(embedding, logits)`; see `base` for how to add one.
+
+```python
+model = models.build("cnn", (1, 28, 28), num_classes=10, embedding=32)
+models.register_module("mine", lambda shape, classes: MyNetwork(shape, classes))
+```
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import ProtofedError
+from ..registry import coerce
+from .base import Classifier, ModelSpec, Output, adapt, parameter_count, register, register_module, registry
+from .cnn import CNN
+from .mlp import MLP
+from .resnet import ResNet18
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "Classifier",
+    "ModelSpec",
+    "Output",
+    "ResNet18",
+    "adapt",
+    "available",
+    "build",
+    "default_for",
+    "make",
+    "parameter_count",
+    "register",
+    "register_module",
+    "registry",
+]
+
+STANDARD_INPUT, STANDARD_CLASSES = (3, 32, 32), 10
+
+
+def available() -> dict[str, int | None]:
+    """Name → number of parameters, with default settings, for images of 3×32×32 and 10 classes.
+
+    `None` stands for a registered model of your own that cannot be built for that input.
+    """
+    counts: dict[str, int | None] = {}
+    for name in registry.names():
+        try:
+            with torch.device("meta"):  # shapes only: no memory, no random numbers
+                counts[name] = parameter_count(build(name, STANDARD_INPUT, STANDARD_CLASSES))
+        except Exception:
+            counts[name] = None
+    return counts
+
+
+def default_for(sample_shape: Sequence[int]) -> str:
+    """The model used where none is named: `cnn` for images of at least 16×16, else `mlp`."""
+    return "cnn" if len(sample_shape) == 3 and min(sample_shape[1:]) >= 16 else "mlp"
+
+
+def make(model: str | ModelSpec, sample_shape: Sequence[int], **options: Any) -> ModelSpec:
+    """A model's settings by name (`"auto"` chooses by the samples' shape), or those given with some options changed."""
+    if isinstance(model, str):
+        return registry.make(default_for(sample_shape) if model == "auto" else model, options)
+    if not options:
+        return model
+    current = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.init}  # type: ignore[arg-type]
+    return coerce(type(model), current | options, f"model {model.name!r}")
+
+
+def build(model: str | ModelSpec, sample_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
+    """The network for samples of one shape. Random numbers come from torch's global generator: seed it before."""
+    shape = tuple(int(n) for n in sample_shape)
+    if not shape or min(shape) < 1:
+        raise ProtofedError(f"cannot build a model for samples of shape {list(shape)}; expected positive sizes")
+    if num_classes < 1:
+        raise ProtofedError(f"cannot build a model for {num_classes} classes; expected at least 1")
+    return make(model, shape, **options).build(shape, num_classes)

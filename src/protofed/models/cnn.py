@@ -1,0 +1,53 @@
+"""The small convolutional network of FedProto, which FedSAP uses too."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from ..errors import ProtofedError
+from .base import Classifier, at_least, image_shape, register
+
+
+@register("cnn")
+@dataclass(frozen=True)
+class CNN:
+    """FedProto's network for MNIST and FEMNIST (Tan et al., 2022): two convolutions, each max-pooled by 2, then the
+    embedding; a ReLU after each.
+
+    `dropout` stands where the published network has it, with 0.5: whole channels after the second convolution, and
+    single values between embedding and head. With 0 there are no dropout layers.
+    """
+
+    name: ClassVar[str]
+    embedding: int = 50
+    channels: tuple[int, int] = (10, 20)
+    kernel: int = 5
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        at_least("cnn", 1, embedding=self.embedding, channels=min(self.channels), kernel=self.kernel)
+        if not 0 <= self.dropout < 1:
+            raise ProtofedError(f"model 'cnn': dropout={self.dropout}; expected at least 0 and below 1")
+
+    def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        # (side − k + 1) / 2 must leave k + 1 pixels for the second convolution and pooling
+        channels, *sides = image_shape("cnn", sample_shape, smallest=3 * self.kernel + 1)
+        first, second = self.channels
+        height, width = (((side - self.kernel + 1) // 2 - self.kernel + 1) // 2 for side in sides)
+        layers: list[tuple[str, nn.Module]] = [
+            ("conv1", nn.Conv2d(channels, first, self.kernel)),
+            ("pool1", nn.MaxPool2d(2)),
+            ("relu1", nn.ReLU()),
+            ("conv2", nn.Conv2d(first, second, self.kernel)),
+            *([("drop2", nn.Dropout2d(self.dropout))] if self.dropout else []),
+            ("pool2", nn.MaxPool2d(2)),
+            ("relu2", nn.ReLU()),
+            ("flat", nn.Flatten()),
+            ("fc1", nn.Linear(second * height * width, self.embedding)),
+            ("relu3", nn.ReLU()),
+        ]
+        return Classifier(nn.Sequential(OrderedDict(layers)), self.embedding, num_classes, self.dropout)

@@ -1,0 +1,32 @@
+"""A multilayer perceptron: takes samples of any shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+from torch import nn
+
+from .base import Classifier, at_least, register
+
+
+@register("mlp")
+@dataclass(frozen=True)
+class MLP:
+    """Flatten, then linear layers with a ReLU after each; the last of them gives the embedding."""
+
+    name: ClassVar[str]
+    embedding: int = 64
+    hidden: tuple[int, ...] = (128,)
+
+    def __post_init__(self) -> None:
+        at_least("mlp", 1, embedding=self.embedding, hidden=min(self.hidden, default=1))
+
+    def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        widths = [math.prod(sample_shape), *self.hidden, self.embedding]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return Classifier(nn.Sequential(*layers), self.embedding, num_classes)

@@ -1,0 +1,168 @@
+"""ResNet-18 with torchvision's parameter names, so that its published weights load."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ProtofedError
+from .base import Classifier, at_least, image_shape, register
+
+NATIVE = 512
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """PyTorch's, without counting batches.
+
+    With a fixed momentum nothing reads the count, and counting in place is an error under `vmap` and `grad` where the
+    count is not among the stacked buffers. Its key stays, as published files have it.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training,
+            self.momentum or 0.0,
+            self.eps,
+        )
+
+
+def conv3x3(before: int, after: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions beside a shortcut (He et al., 2016)."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = conv3x3(before, after, stride), BatchNorm2d(after)
+        self.conv2, self.bn2 = conv3x3(after, after), BatchNorm2d(after)
+        self.downsample = nn.Sequential()
+        if stride != 1 or before != after:
+            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(inner)) + self.downsample(x))
+
+
+class ResNetEncoder(nn.Module):
+    """Everything before torchvision's `fc`; a `project` layer follows where another width than 512 is asked for."""
+
+    def __init__(self, channels: int, stem: str, embedding: int) -> None:
+        super().__init__()
+        large = stem == "imagenet"
+        self.conv1 = nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False) if large else conv3x3(channels, 64)
+        self.bn1 = BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
+        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
+        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
+        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1))
+        self.layer4 = nn.Sequential(BasicBlock(256, NATIVE, 2), BasicBlock(NATIVE, NATIVE, 1))
+        self.project = nn.Linear(NATIVE, embedding) if embedding != NATIVE else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.project(x.mean((-2, -1)))
+
+
+@register("resnet18")
+@dataclass(frozen=True)
+class ResNet18:
+    """ResNet-18 (He et al., 2016).
+
+    `stem="cifar"` begins with a 3×3 convolution for small images, `"imagenet"` with a 7×7 one of stride 2 and a max
+    pool. `pretrained` is a file of torchvision's ResNet-18 weights (`.safetensors`, `.pt` or `.pth`); its `fc` is used as the
+    head where the number of classes is the same, and left out otherwise.
+    """
+
+    name: ClassVar[str]
+    stem: Literal["cifar", "imagenet"] = "cifar"
+    pretrained: str | None = None
+    embedding: int = NATIVE
+
+    def __post_init__(self) -> None:
+        at_least("resnet18", 1, embedding=self.embedding)
+        if self.stem not in ("cifar", "imagenet"):
+            raise ProtofedError(f"model 'resnet18': stem={self.stem!r}; expected 'cifar' or 'imagenet'")
+
+    def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        channels, _, _ = image_shape("resnet18", sample_shape)
+        model = Classifier(ResNetEncoder(channels, self.stem, self.embedding), self.embedding, num_classes)
+        if self.pretrained is not None:
+            load_torchvision(model, Path(self.pretrained).expanduser())
+        return model
+
+
+def load_torchvision(model: Classifier, file: Path) -> None:
+    """Load torchvision's ResNet-18 weights into encoder and, where it fits, head."""
+    found = read_state_dict(file)
+    wanted = {k: v for k, v in model.encoder.state_dict().items() if not k.startswith("project.")}
+    # files from before PyTorch 0.4.1, torchvision's own among them, have no counts of batches
+    needed = {k for k in wanted if not k.endswith("num_batches_tracked")}
+    missing, foreign = sorted(needed - found.keys()), sorted(found.keys() - wanted.keys() - {"fc.weight", "fc.bias"})
+    if missing or foreign:
+        gaps = [f"without {_some(missing)}"] * bool(missing) + [f"with {_some(foreign)}"] * bool(foreign)
+        raise ProtofedError(f"{file}: expected the keys of torchvision's ResNet-18; found a file {' and '.join(gaps)}")
+    for key, value in wanted.items():
+        if key in found and found[key].shape != value.shape:
+            raise ProtofedError(
+                f"{file}: {key} has shape {list(found[key].shape)}; expected {list(value.shape)}"
+                + (_stem_hint(found[key], value) if key == "conv1.weight" else "")
+            )
+    model.encoder.load_state_dict({k: v for k, v in found.items() if k in wanted}, strict=False)
+    head = {k.removeprefix("fc."): v for k, v in found.items() if k.startswith("fc.")}
+    if {k: v.shape for k, v in head.items()} == {k: v.shape for k, v in model.head.state_dict().items()}:
+        model.head.load_state_dict(head)
+
+
+def read_state_dict(file: Path) -> Mapping[str, Tensor]:
+    """Tensors by name from a `.safetensors`, `.pt` or `.pth` file. Pickled code in a file is refused, never run."""
+    if not file.is_file():
+        raise ProtofedError(f"{file}: no such file; expected pretrained weights (.safetensors, .pt or .pth)")
+    suffix = file.suffix.lower()
+    if suffix not in (".safetensors", ".pt", ".pth"):
+        raise ProtofedError(f"{file}: expected pretrained weights in .safetensors, .pt or .pth, not {suffix!r}")
+    try:
+        state = load_file(file) if suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise ProtofedError(
+            f"{file}: expected a plain state dict of tensors; found something else pickled, which is never run"
+        ) from None
+    except Exception as error:  # a damaged file may raise nearly anything
+        reason = " ".join(str(error).split())[:120]
+        raise ProtofedError(f"{file}: cannot be read as weights ({type(error).__name__}: {reason})") from None
+    if not isinstance(state, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
+    ):
+        what = (
+            f"a mapping with {_some([str(k) for k in state])}" if isinstance(state, Mapping) else type(state).__name__
+        )
+        raise ProtofedError(f"{file}: expected a state dict, tensors by name; found {what}")
+    return state
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more keys" if len(names) > 2 else "")
+
+
+def _stem_hint(found: Tensor, wanted: Tensor) -> str:
+    if found.ndim == 4 and found.shape[-1] == 7 and wanted.shape[-1] == 3:
+        return "; use stem=imagenet with this file"
+    if found.ndim == 4 and found.shape[-1] == 3 and wanted.shape[-1] == 7:
+        return "; use stem=cifar with this file"
+    return f"; the images have {wanted.shape[1]} channels"

@@ -1,0 +1,75 @@
+"""λ_t: how the weight of a loss term grows over the rounds t = 1…T."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .errors import ProtofedError, unknown
+
+SHAPES = ("constant", "linear", "cosine", "sigmoid", "step")
+STEEPNESS = 10.0
+
+
+class ScheduleError(ProtofedError, ValueError):
+    """A schedule that makes no sense. Also a ValueError, so that a settings parser reports it as a bad setting."""
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A weight that is 0 up to and including round `start` and `maximum` from round `end` on.
+
+    FedSAP Eq. 7, FedAPA Eq. 11.
+
+    In between, with x = (t − start) / (end − start):
+    - `linear`: x
+    - `cosine`: (1 − cos πx) / 2
+    - `sigmoid`: the logistic curve of steepness 10 about x = ½, rescaled to run from exactly 0 to exactly 1
+    - `step`: 0 up to and including the middle of the ramp, then 1
+    each times `maximum`. `constant` is `maximum` in every round. `end == start` is a jump after round `start`.
+    """
+
+    shape: str
+    start: int
+    end: int
+    maximum: float
+
+    def __post_init__(self) -> None:
+        if self.shape not in SHAPES:
+            raise ScheduleError(str(unknown("schedule shape", str(self.shape), SHAPES)))
+        if self.end < self.start:
+            raise ScheduleError(f"schedule end={self.end} lies before start={self.start}; expected end ≥ start")
+        if not 0 <= self.maximum < math.inf:
+            raise ScheduleError(f"schedule maximum={self.maximum}; expected a number ≥ 0")
+
+    def __call__(self, round: float) -> float:
+        if self.shape == "constant":
+            return float(self.maximum)
+        if round <= self.start:
+            return 0.0
+        if round >= self.end:
+            return float(self.maximum)
+        return self.maximum * self._share((round - self.start) / (self.end - self.start))
+
+    def _share(self, x: float) -> float:
+        if self.shape == "linear":
+            return x
+        if self.shape == "cosine":
+            return (1 - math.cos(math.pi * x)) / 2
+        if self.shape == "sigmoid":
+            low, high = _logistic(0.0), _logistic(1.0)
+            return (_logistic(x) - low) / (high - low)
+        return float(x > 0.5)
+
+    def values(self, rounds: int) -> list[float]:
+        """The weights of rounds 1 to `rounds`."""
+        return [self(t) for t in range(1, rounds + 1)]
+
+
+def ramp(shape: str, start: int, end: int, maximum: float) -> Ramp:
+    """`ramp("linear", 20, 100, 0.7)` is FedSAP's schedule, `ramp("cosine", 0, 50, 1.0)` FedAPA's."""
+    return Ramp(shape, start, end, maximum)
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-STEEPNESS * (x - 0.5)))
