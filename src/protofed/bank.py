@@ -42,8 +42,8 @@ class PrototypeBank:
 
     @classmethod
     def empty(cls, num_classes: int, dim: int, like: Tensor | None = None) -> PrototypeBank:
-        kind = {} if like is None else {"dtype": like.dtype, "device": like.device}
-        return cls(torch.zeros(num_classes, dim, **kind), torch.zeros(num_classes, **kind))  # type: ignore[arg-type]
+        source = torch.zeros(()) if like is None else like
+        return cls(source.new_zeros(num_classes, dim), source.new_zeros(num_classes))
 
     @classmethod
     def from_embeddings(cls, z: Tensor, y: Tensor, num_classes: int, weight: Tensor | None = None) -> PrototypeBank:

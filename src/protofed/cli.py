@@ -23,8 +23,12 @@ from .experiment.settings import General, parse_pairs, read_toml, resolve
 from .federation.checkpoint import write_atomically
 from .report import comparison_markdown, comparison_table, summary_table
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-data_app = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="Data sets; `data show` draws a partition.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
+)
+data_app = typer.Typer(
+    no_args_is_help=False, invoke_without_command=True, help="Data sets; `data show` draws a partition."
+)
 app.add_typer(data_app, name="data")
 
 Pairs = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for instance rounds=20 lr=0.05")]
@@ -79,7 +83,9 @@ def parse_seeds(text: str) -> int | list[int]:
             return list(range(first, last + 1))
         return int(text)
     except ValueError:
-        raise ProtofedError(f"--seeds {text!r}: expected a number of seeds, a list (1234,1235) or a range (1234-1236)") from None
+        raise ProtofedError(
+            f"--seeds {text!r}: expected a number of seeds, a list (1234,1235) or a range (1234-1236)"
+        ) from None
 
 
 @app.command()

@@ -113,7 +113,7 @@ class CompareWatch:
         if cell.cell not in self.tasks:
             self.tasks[cell.cell] = self.progress.add_task(cell.cell, total=cell.rounds, note="")  # type: ignore[assignment]
         task = self.tasks[cell.cell]
-        self.progress.update(task, completed=cell.round)  # type: ignore[arg-type]
+        self.progress.update(task, completed=cell.round)
         if note:
             self.progress.update(task, note=note)  # type: ignore[arg-type]
         if done:

@@ -1,8 +1,8 @@
 """What travels. Everything a client and the server send each other is a `Bundle`, encoded here and nowhere else.
 
 The encoding is safetensors. Of a bank only the known rows travel, with their class numbers and counts. Bytes are
-counted by kind: `prototypes` (rows of banks), `weights` (model parameters and buffers), `scalars` (counts, class numbers,
-other small values and tensors) and `framing` (header and padding), which together are the whole message.
+counted by kind: `prototypes` (rows of banks), `weights` (model parameters and buffers), `scalars` (counts, class
+numbers, other small values and tensors) and `framing` (header and padding), which together are the whole message.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Bundle:
     """Named values: what is sent, what is returned, and what server and clients keep between rounds.
 
     `bank` is the one most methods exchange; `banks` holds further ones (helpers, peers, a second layer), each of which
-    may be a stack. `weights` are model parameters and buffers by name; `tensors` anything else (soft labels, a history).
+    may be a stack. `weights` are model parameters and buffers by name; `tensors` anything else (soft labels, say).
     """
 
     bank: PrototypeBank | None = None

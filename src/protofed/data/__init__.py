@@ -1,7 +1,7 @@
 """Data sets, partitions, and what each client holds.
 
-    data = load("digits")
-    federated = federate(data, partitions.make("dirichlet", {"alpha": 0.1}), clients=20, seed=1234)
+data = load("digits")
+federated = federate(data, partitions.make("dirichlet", {"alpha": 0.1}), clients=20, seed=1234)
 """
 
 from __future__ import annotations

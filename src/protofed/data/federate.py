@@ -90,7 +90,9 @@ def federate(
     for client, train in enumerate(own):
         validation: Samples | None = None
         if validation_share:
-            held = _own_share(y[train], validation_share, numpy_stream(seed, "validation", client), client, "validation")
+            held = _own_share(
+                y[train], validation_share, numpy_stream(seed, "validation", client), client, "validation"
+            )
             validation, train = _samples(dataset.x_train, dataset.y_train, train[held]), train[~held]
         classes = np.zeros(dataset.num_classes, bool)
         classes[y[train]] = True
@@ -212,8 +214,14 @@ def _check(
         (f"validation_share={validation_share}: expected 0 or a share below 1", not 0 <= validation_share < 1),
         (f"labels_per_class={labels_per_class}: expected at least 1", labels_per_class < 1),
         (f"server_labels={server_labels}: expected 0 or more", server_labels < 0),
-        (f"unlabelled_limit={unlabelled_limit}: expected 0 or more", unlabelled_limit is not None and unlabelled_limit < 0),
-        ("labels='server' needs server_labels, a number of labelled samples above 0", labels == "server" and not server_labels),
+        (
+            f"unlabelled_limit={unlabelled_limit}: expected 0 or more",
+            unlabelled_limit is not None and unlabelled_limit < 0,
+        ),
+        (
+            "labels='server' needs server_labels, a number of labelled samples above 0",
+            labels == "server" and not server_labels,
+        ),
     ):
         if wrong:
             raise ProtofedError(message)

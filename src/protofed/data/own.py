@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +39,9 @@ class Npz(DataSource):
                 if missing:
                     raise ProtofedError(f"{file}: no {' and no '.join(missing)} in it; found {listed(stored.files)}")
                 arrays: dict[str, Any] = {key: stored[key] for key in _KEYS if key in stored.files}
-        except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        except ProtofedError:
+            raise
+        except Exception as error:  # a damaged archive may fail in any way
             raise ProtofedError(f"{file}: not an .npz file of plain arrays, or damaged ({_line(error)})") from None
         names = tuple(map(str, arrays.pop("class_names", ())))
         return Dataset.from_arrays(**arrays, class_names=names, name=file.name)

@@ -231,9 +231,7 @@ class Pathological(Partition):
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        _require(
-            self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}"
-        )
+        _require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 
@@ -78,4 +80,4 @@ def gather(owner: np.ndarray, clients: int) -> list[np.ndarray]:
     """The rows of each owner, in ascending order."""
     order = np.argsort(owner, kind="stable")
     cuts = np.searchsorted(owner[order], np.arange(clients + 1))
-    return [order[a:b] for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [order[a:b] for a, b in pairwise(cuts)]

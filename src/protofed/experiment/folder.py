@@ -2,7 +2,7 @@
 
 | file | one object per | what is in it |
 | --- | --- | --- |
-| `metrics.jsonl` | evaluated round | accuracies (mean and deviation over clients), loss, bytes and seconds of the round, dropped clients |
+| `metrics.jsonl` | evaluated round | accuracies (mean, deviation over clients), loss, bytes, seconds, dropped clients |
 | `rounds.jsonl` | round | who took part, who was dropped and why, loss terms, bytes by direction and kind |
 | `clients.jsonl` | evaluated round | each client's accuracy by head and by prototype, and its number of test samples |
 | `summary.json` | run | last round, mean of the last five evaluations, best on validation where there is one, totals |

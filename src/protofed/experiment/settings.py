@@ -1,13 +1,14 @@
 """Settings: one typed schema for Python, TOML and the command line. An unknown key is an error.
 
-A run is described by its general keys (`rounds`, `lr`, …) and four choices — `method`, `data`, `partition`, `model` — each of
-which has settings of its own. A key may be written in full (`partition.way=3`) or short (`way=3`) where only one of the four
+A run is described by its general keys (`rounds`, `lr`, …) and four choices (`method`, `data`, `partition`, `model`), each
+of which has settings of its own. A key may be written in full (`partition.way=3`) or short (`way=3`) where only one of the four
 has it. A method may also be named (`fedsap.scale=16`), which in a comparison speaks to that method alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ from ..methods.base import Method
 from ..models.base import ModelSpec
 from ..registry import Registry, first_problem
 
-try:
+if sys.version_info >= (3, 11):
     import tomllib
-except ModuleNotFoundError:  # Python 3.10
+else:
     import tomli as tomllib
 
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -273,4 +274,3 @@ def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> d
         elif isinstance(value, int | float | str) and isinstance(spec.default, tuple):
             merged[key] = [value]
     return merged
-

@@ -84,9 +84,7 @@ class PlainEngine:
                 weights = {**self.start, **server.weights}
                 z, logits = self._shared_outputs(shared, weights, samples)
             x, y = data.labelled.take()
-            own = PrototypeBank.from_embeddings(
-                self.skeleton.outputs(weights, x).embedding, y, self.data.num_classes
-            )
+            own = PrototypeBank.from_embeddings(self.skeleton.outputs(weights, x).embedding, y, self.data.num_classes)
             bank = self.method.evaluation_bank(server, own).restricted(data.classes)
             result.append(score_client(z, logits, samples.labels, bank, self.method.prototype_scores))
         return result

@@ -68,8 +68,13 @@ class Network(Protocol):
 class Trained(Protocol):
     """A client after local training: its weights, and its model in eval mode over its whole labelled set."""
 
-    weights: Mapping[str, Tensor]  # parameters and floating buffers
-    num_samples: Tensor
+    @property
+    def weights(self) -> Mapping[str, Tensor]:
+        """Parameters and floating buffers."""
+        ...
+
+    @property
+    def num_samples(self) -> Tensor: ...
 
     def bank(self) -> PrototypeBank:
         """Class means of the embeddings of the labelled set."""

@@ -86,8 +86,8 @@ class ResNet18:
     """ResNet-18 (He et al., 2016).
 
     `stem="cifar"` begins with a 3×3 convolution for small images, `"imagenet"` with a 7×7 one of stride 2 and a max
-    pool. `pretrained` is a file of torchvision's ResNet-18 weights (`.safetensors`, `.pt` or `.pth`); its `fc` is used as the
-    head where the number of classes is the same, and left out otherwise.
+    pool. `pretrained` is a file of torchvision's ResNet-18 weights (`.safetensors`, `.pt` or `.pth`); its `fc` is
+    used as the head where the number of classes is the same, and left out otherwise.
     """
 
     name: ClassVar[str]

@@ -51,7 +51,9 @@ def comparison_cells(summaries: Summaries) -> tuple[list[str], list[list[Cell]]]
 def comparison_table(summaries: Summaries, title: str = "") -> Table:
     header, rows = comparison_cells(summaries)
     seeds = max(len(runs) for runs in summaries.values())
-    table = Table(title=title or None, caption=f"{CAPTION} {seeds} seed{'s' if seeds > 1 else ''}.", caption_justify="left")
+    table = Table(
+        title=title or None, caption=f"{CAPTION} {seeds} seed{'s' if seeds > 1 else ''}.", caption_justify="left"
+    )
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows:
@@ -76,6 +78,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         names["best_on_validation"] = f"best on validation (round {summary['best_on_validation']['round']})"
     for key, label in names.items():
         values = summary[key]
-        cells = [f"{100 * values[k]:.2f} ± {100 * values[k + '_std']:.2f}" for k in ("accuracy_head", "accuracy_prototype")]
+        cells = [
+            f"{100 * values[k]:.2f} ± {100 * values[k + '_std']:.2f}" for k in ("accuracy_head", "accuracy_prototype")
+        ]
         table.add_row(label, *cells)
     return table

@@ -1,0 +1,266 @@
+"""The plain loop against an independent reference, and what must hold of rounds, streams, drops and counters."""
+
+import logging
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from conftest import SMALL, blobs
+from reference import naive
+
+import protofed as pf
+from protofed import methods, wire
+from protofed.bank import PrototypeBank
+from protofed.experiment.run import build
+from protofed.experiment.settings import resolve
+from protofed.methods.base import registry as method_registry
+
+SHORT_RAMP = {"alignment": {"start": 1, "end": 3}}
+
+
+def settings_for(method, data, **changes):
+    extra = SHORT_RAMP if method == "fedsap" else {}
+    return resolve(method, {**SMALL, "data": data, **extra, **changes})
+
+
+def finish(settings):
+    _, federation = build(settings)
+    return federation, list(federation)
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedproto", "fedsap"])
+def test_every_method_equals_the_naive_reference(method, tiny):
+    settings = settings_for(method, tiny, epochs=2, batch=5)
+    federation, _ = finish(settings)
+    models, server, protos = naive(method, settings, rounds=3)
+    if method in ("fedavg", "fedprox"):
+        for name, value in server.state_dict().items():
+            torch.testing.assert_close(federation.state.weights[name], value, rtol=1e-4, atol=1e-5)
+    else:
+        for client, model in enumerate(models):
+            for name, value in model.state_dict().items():
+                mine = federation.engine.clients[client].weights[name]
+                torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
+    if protos and method != "local":
+        bank = federation.state.bank
+        if bank is not None:
+            assert set(torch.nonzero(bank.known).flatten().tolist()) == set(protos)
+            for c, p in protos.items():
+                torch.testing.assert_close(bank.means[c], p, rtol=1e-4, atol=1e-5)
+
+
+def test_fedprox_with_mu_0_is_fedavg_and_with_mu_is_not(tiny):
+    plain, _ = finish(settings_for("fedavg", tiny))
+    zero, _ = finish(settings_for("fedprox", tiny, mu=0.0))
+    pulled, _ = finish(settings_for("fedprox", tiny, mu=5.0))
+    name = "head.weight"
+    torch.testing.assert_close(plain.state.weights[name], zero.state.weights[name], rtol=0, atol=0)
+    assert not torch.allclose(plain.state.weights[name], pulled.state.weights[name])
+
+
+@pytest.mark.parametrize("method", methods.available())
+def test_methods_learn(method):
+    """Each method must be far above chance on separable data: a loss with the wrong sign would not be."""
+    result = pf.run(method, **{**SMALL, "data": blobs(), "rounds": 15, "lr": 0.05, "way": 3})
+    chance = 1 / 4
+    assert result.accuracy > chance + 0.25
+    assert result.accuracy_prototype > 0.7
+
+
+def test_fedsap_mechanisms_switch_off(tiny):
+    terms = {}
+    for name, changes in {
+        "both": {},
+        "no proxy": {"proxy": False},
+        "no curriculum": {"curriculum": False},
+    }.items():
+        _, records = finish(settings_for("fedsap", tiny, **changes))
+        terms[name] = [r.terms for r in records]
+    assert "proxy" not in terms["no proxy"][1] and terms["both"][1]["proxy"] > 0
+    # round 1 has no prototypes; round 2 is the first with alignment: in full without the curriculum, half way with it
+    assert terms["both"][0]["align"] == 0
+    first = methods.get("fedsap", alignment={"shape": "linear", "start": 1, "end": 3, "maximum": 0.7})
+    assert first.alignment_weight(2) == pytest.approx(0.35)
+    assert replace(first, curriculum=False).alignment_weight(1) == 0.7
+    assert terms["no curriculum"][1]["align"] > 0
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine", "sigmoid", "step"])
+def test_fedsap_takes_every_schedule(shape, tiny):
+    settings = settings_for("fedsap", tiny, alignment={"shape": shape, "start": 1, "end": 3, "maximum": 0.5})
+    _, records = finish(settings)
+    assert settings.method.alignment.shape == shape
+    assert records[-1].terms["align"] > 0
+
+
+def test_same_seed_same_result_and_another_seed_another(tiny):
+    a, b, c = (pf.run("fedsap", **{**SMALL, "data": tiny, "seed": s}) for s in (1, 1, 2))
+    strip = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]  # noqa: E731
+    assert strip(a.metrics) == strip(b.metrics)
+    assert strip(a.metrics) != strip(c.metrics)
+
+
+def test_evaluating_less_often_changes_no_stream(tiny):
+    often, _ = finish(settings_for("fedsap", tiny, rounds=4))
+    rarely, records = finish(settings_for("fedsap", tiny, rounds=4, evaluate_every=3))
+    assert [r.scores is not None for r in records] == [False, False, True, True]  # the last round always counts
+    for client, state in often.engine.clients.items():
+        for name, value in state.weights.items():
+            assert torch.equal(value, rarely.engine.clients[client].weights[name])
+
+
+def test_adding_a_client_changes_no_other_clients_batches(tiny):
+    """Local training of client 0 must not depend on who else is there, given the same data."""
+    _, five = build(settings_for("local", tiny))
+    _, six = build(settings_for("local", tiny))
+    six.data.clients.append(six.data.clients[0])
+    list(five), list(six)
+    for name, value in five.engine.clients[0].weights.items():
+        assert torch.equal(value, six.engine.clients[0].weights[name])
+    assert not torch.equal(six.engine.clients[5].weights["head.weight"], value)
+
+
+def test_partial_participation(tiny):
+    federation, records = finish(settings_for("fedproto", tiny, participation=0.5, rounds=6))
+    assert all(len(r.participants) == 2 for r in records)
+    assert len({tuple(r.participants) for r in records}) > 1
+    seen = {c for r in records for c in r.participants}
+    assert set(federation.engine.clients) == seen
+    assert all(len(r.scores) == 5 for r in records)  # everyone is evaluated
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_optimisers(optimiser, keep, tiny):
+    settings = settings_for("fedproto", tiny, optimiser=optimiser, keep_optimiser=keep, lr=0.003, weight_decay=0.1)
+    federation, records = finish(settings)
+    assert records[-1].loss < records[0].loss
+    assert bool(federation.engine.clients[0].optimiser) == keep
+    other, _ = finish(settings_for("fedproto", tiny, optimiser=optimiser, keep_optimiser=keep, lr=0.003))
+    a, b = (f.engine.clients[0].weights["head.weight"] for f in (federation, other))
+    assert not torch.equal(a, b)  # weight decay does something
+
+
+def test_initial_models_same_or_own(tiny):
+    _, same = build(settings_for("fedproto", tiny))
+    _, own = build(settings_for("fedproto", tiny, initial="own"))
+    name = "head.weight"
+    assert torch.equal(same.engine.state(0).weights[name], same.engine.state(1).weights[name])
+    assert not torch.equal(own.engine.state(0).weights[name], own.engine.state(1).weights[name])
+    assert torch.equal(own.engine.state(1).weights[name], own.engine.state(1).weights[name])
+
+
+def break_client(federation, client):
+    """Give one client samples so large that its training overflows."""
+    data = federation.data.clients[client]
+    x = data.labelled.x.clone()
+    x[data.labelled.index] *= 1e38
+    federation.data.clients[client] = replace(data, labelled=replace(data.labelled, x=x))
+
+
+@pytest.mark.parametrize("method", methods.available())
+def test_a_client_that_goes_to_nan_is_dropped_and_keeps_its_model(method, tiny, caplog):
+    _, federation = build(settings_for(method, tiny, rounds=2))
+    break_client(federation, 3)
+    with caplog.at_level(logging.WARNING, "protofed"):
+        records = list(federation)
+    assert all(set(r.dropped) == {3} for r in records)
+    assert "client 3" in caplog.text and "NaN" in caplog.text
+    assert all(torch.isfinite(w).all() for w in federation.engine.state(3).weights.values())
+    assert torch.equal(federation.engine.state(3).weights["head.weight"], federation.engine.start["head.weight"])
+    assert all(v == v for v in records[-1].terms.values())
+    for value in federation.state.weights.values():
+        assert torch.isfinite(value).all()
+
+
+def test_a_round_in_which_everyone_fails_changes_nothing(tiny):
+    _, federation = build(settings_for("fedproto", tiny, rounds=1))
+    for client in range(5):
+        break_client(federation, client)
+    before = federation.state
+    record = federation.step()
+    assert len(record.dropped) == 5 and federation.state is before and record.loss != record.loss
+
+
+def test_a_bad_upload_is_dropped_and_named(tiny):
+    @dataclass(frozen=True)
+    class Broken(methods.fedproto.FedProto):
+        def client_return(self, trained, received, round):
+            bank = trained.bank()
+            if int(trained.num_samples) == sizes[2]:
+                return wire.Bundle(bank=PrototypeBank(bank.means[:, :-1], bank.counts))
+            return wire.Bundle(bank=bank)
+
+    settings = settings_for("fedproto", tiny, rounds=2, shot_spread=3.0)
+    _, probe = build(settings)
+    sizes = [len(c.labelled) for c in probe.data.clients]
+    _, records = finish(replace(settings, method=Broken()))
+    expected = {i for i, n in enumerate(sizes) if n == sizes[2]}
+    assert set(records[0].dropped) == expected
+    assert f"client {min(expected)}" in records[0].dropped[min(expected)]
+    assert "shape" in records[0].dropped[min(expected)]
+
+
+@pytest.mark.parametrize(
+    ("way", "dim", "classes", "parameters"),
+    [(3, 50, 10, 3_000), (3, 512, 10, 30_720), (10, 512, 100, 102_400)],
+)
+def test_fedsap_table_2_follows_from_the_counters(way, dim, classes, parameters):
+    """20 clients, n classes each: N·n·d parameters travel up in a round (FEMNIST, CIFAR-10, CIFAR-100 settings)."""
+    data = blobs(classes=classes, per_class=60, features=4, test_per_class=1)
+    settings = resolve(
+        "fedsap",
+        {**SMALL, "data": data, "clients": 20, "way": way, "shot": 2, "spread": 0, "embedding": dim, "rounds": 1},
+    )
+    _, records = finish(settings)
+    assert records[0].up["prototypes"] == 4 * parameters
+    assert records[0].up["weights"] == records[0].down["weights"] == 0
+
+
+def test_fedavg_sends_the_whole_model_both_ways(tiny):
+    federation, records = finish(settings_for("fedavg", tiny, rounds=1))
+    size = sum(4 * v.numel() for v in federation.engine.start.values())
+    assert records[0].up["weights"] == records[0].down["weights"] == 5 * size
+    assert records[0].up["prototypes"] == 0
+
+
+def test_local_sends_nothing_but_empty_frames(tiny):
+    _, records = finish(settings_for("local", tiny, rounds=1))
+    assert records[0].up["prototypes"] == records[0].up["weights"] == records[0].up["scalars"] == 0
+
+
+def test_evaluation_counts_by_hand(tiny):
+    """Head accuracy over all classes, prototype accuracy among the client's own, both on its own classes' test rows."""
+    federation, records = finish(settings_for("fedproto", tiny))
+    bank = federation.state.bank
+    for client, data in enumerate(federation.data.clients):
+        own = sorted(data.labelled.labels.unique().tolist())
+        x, y = data.test.take()
+        assert sorted(y.unique().tolist()) == own
+        z, logits = federation.engine.skeleton.outputs(federation.engine.clients[client].weights, x)
+        head = sum(int(logits[i].argmax()) == int(y[i]) for i in range(len(y)))
+        near = 0
+        for i in range(len(y)):
+            distances = {c: float(((z[i] - bank.means[c]) ** 2).sum()) for c in own}
+            near += min(distances, key=distances.get) == int(y[i])
+        scores = records[-1].scores[client]
+        assert (scores.head, scores.prototype, scores.samples) == (head, near, len(y))
+
+
+def test_a_method_is_one_registration(tiny):
+    """What CONTRIBUTING promises: a dataclass and a decorator, and it runs by name."""
+
+    @methods.register("always-zero")
+    @dataclass(frozen=True)
+    class Quiet(methods.Method):
+        """Nothing is learned."""
+
+        def client_loss(self, network, batch, received, round):
+            _, logits = network(batch.x)
+            return {"nothing": 0 * logits.sum()}
+
+    try:
+        result = pf.run("always-zero", **{**SMALL, "data": tiny})
+        assert result.metrics[0]["accuracy_head"] == result.metrics[-1]["accuracy_head"]
+    finally:
+        method_registry._entries.pop("always-zero")
