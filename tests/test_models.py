@@ -344,7 +344,7 @@ class Danger:
 
 def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
     victim = tmp_path / "ran"
-    for name, content in (("zip.pt", None), ("raw.pth", pickle.dumps({"conv1.weight": Danger(str(victim))}))):
+    for name, content in (("zip.pt", None), ("raw.pth", pickle.dumps({"conv1.weight": Danger(str(victim))}, 2))):
         file = tmp_path / name
         if content is None:
             torch.save({"conv1.weight": Danger(str(victim))}, file)

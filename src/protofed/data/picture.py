@@ -39,8 +39,8 @@ def draw_counts(
     longest = max(map(len, labels))
 
     # Cells are as large as the page allows; their numbers are written where they fit.
-    cell_w = float(np.clip(9.0 / clients, 0.09, 0.62))
-    cell_h = float(np.clip(6.5 / classes, 0.06, 0.34))
+    cell_w = min(9.0 / clients, 0.62)
+    cell_h = min(6.5 / classes, 0.34)
     digits = len(f"{int(table.max()):,}")
     font = min(cell_w * 72 / (0.62 * digits + 0.5), cell_h * 72 * 0.55, 9.0)
     left, right, bottom, bars, top = 0.75 + 0.075 * min(longest, 16), 1.15, 0.62, 0.62, 0.62
