@@ -238,8 +238,9 @@ def test_nothing_known_gives_zero_and_zero_gradients(name, dtype):
     ours, _ = LOSSES[name]
     z, y, bank, banks, weight = make(4, "none")
     bank, banks = (PrototypeBank(b.means.to(dtype), b.counts.to(dtype)) for b in (bank, banks))
-    for part in value_and_gradients(ours, z.to(dtype), y, bank, banks, weight):
-        assert not bool(part.any())
+    with torch.autograd.set_detect_anomaly(True):  # nor is any NaN on the way hidden by a mask
+        parts = value_and_gradients(ours, z.to(dtype), y, bank, banks, weight)
+    assert not any(bool(part.any()) for part in parts)
 
 
 @pytest.mark.parametrize("name", [n for n in LOSSES if n != "uniformity" and "soft" not in n])
@@ -387,7 +388,7 @@ def test_sharpen():
     torch.testing.assert_close(losses.sharpen(p, 0.5)[1:], p[1:])
     torch.testing.assert_close(losses.sharpen(0.2 * p, 0.5), losses.sharpen(p, 0.5))  # a factor is taken out
     torch.testing.assert_close(losses.sharpen(p, 1.0), p)
-    cold = losses.sharpen(p, 1e-3)
+    cold = losses.sharpen(p, 1e-4)
     torch.testing.assert_close(cold[0], torch.tensor([1.0, 0, 0, 0], dtype=torch.float64))
     q = torch.rand(3, C, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     for temperature in (0.5, 1.0, 3.0):

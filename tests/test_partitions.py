@@ -137,7 +137,8 @@ def test_n_way(classes: int, clients: int, shot: int, spread: float, draw: str, 
     assert (counts(rows, labels).max(1) == shots).all()
     if draw == "uniform" and classes > 2:
         s = round(spread)
-        assert ways.min() >= min(max(2, way - s), classes - 1) and ways.max() <= min(classes - 1, way + s)
+        high = min(classes - 1, way + s)
+        assert ways.min() >= min(max(2, way - s), high) and ways.max() <= high
         assert shots.min() >= max(1, min(shot, shot - s + 1)) and shots.max() <= shot + s
 
 

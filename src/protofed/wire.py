@@ -108,8 +108,10 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
                 expected.check_shape(name, shape, source)
         body = load(message)
         sent = sum(v.numel() for k, v in body.items() if k.startswith("bank:"))
-        if sum(math.prod(shape) for shape in shapes.values()) > max(UNFOLDED, 1024 * sent):
-            raise ValueError(f"banks of shapes {list(shapes.values())} are too large")
+        unfolded = sum(math.prod(shape[:-1]) * (shape[-1] + 1) for shape in shapes.values())  # means and counts
+        limit = max(UNFOLDED, 1024 * sent)
+        if unfolded > limit:
+            raise ValueError(f"banks of {unfolded} numbers are too large; at most {limit} are taken")
         banks = {name: _decode_bank(body, name, shape) for name, shape in shapes.items()}
         parts: dict[str, dict[str, Tensor]] = {"weight": {}, "tensor": {}, "scalar": {}}
         for key, value in body.items():  # _decode_bank has taken out what belongs to banks

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..errors import ProtofedError
-from .sources import DataSource, listed, places, register
+from .sources import DataSource, first_line, listed, places, register
 from .types import Dataset
 
 
@@ -89,7 +89,9 @@ def read_batch(raw: bytes, where: str) -> dict[str, Any]:
             f"{where}: refused: it asks for {error}; a CIFAR file holds byte arrays, lists, numbers and text only"
         ) from None
     except Exception as error:  # a damaged pickle may fail in any way
-        raise ProtofedError(f"{where}: not a CIFAR file, or damaged ({type(error).__name__}: {error})") from None
+        raise ProtofedError(
+            f"{where}: not a CIFAR file, or damaged ({type(error).__name__}: {first_line(error)})"
+        ) from None
     if not isinstance(batch, dict):
         raise ProtofedError(f"{where}: expected a dictionary, got {type(batch).__name__}")
     return {_text(key): value for key, value in batch.items()}
@@ -149,7 +151,7 @@ class CifarSource(DataSource):
                     try:
                         return folder, {name: path.read_bytes() for name, path in found.items()}
                     except OSError as error:
-                        raise ProtofedError(f"{folder}: unreadable ({error})") from None
+                        raise ProtofedError(f"{folder}: unreadable ({first_line(error)})") from None
             for archive in (place, place / self.archive):
                 if archive.is_file():
                     return archive, _members(archive, wanted)
@@ -169,7 +171,7 @@ def _members(archive: Path, wanted: set[str]) -> dict[str, bytes]:
                 if stream is not None:
                     content[name] = stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ProtofedError(f"{archive}: not a tar archive, or damaged ({error})") from None
+        raise ProtofedError(f"{archive}: not a tar archive, or damaged ({first_line(error)})") from None
     return content
 
 
@@ -177,7 +179,7 @@ def _images(data: object, file: str) -> np.ndarray:
     try:
         array = data.array() if isinstance(data, _Array) else None
     except (TypeError, ValueError) as error:
-        raise ProtofedError(f"{file}: its images are damaged ({error})") from None
+        raise ProtofedError(f"{file}: its images are damaged ({first_line(error)})") from None
     if array is None or array.ndim != 2 or array.shape[1] != 3072:
         got = type(data).__name__ if array is None else f"shape {array.shape}"
         raise ProtofedError(f"{file}: expected images [n, 3072] of bytes, got {got}")

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..errors import ProtofedError
-from .sources import DataSource, listed, places, register
+from .sources import DataSource, first_line, listed, places, register
 from .types import Dataset
 
 
@@ -24,7 +24,7 @@ def read_idx(path: Path) -> np.ndarray:
         if raw[:2] == b"\x1f\x8b":
             raw = gzip.decompress(raw)
     except (OSError, EOFError, zlib.error) as error:
-        raise ProtofedError(f"{path}: damaged or unreadable ({error})") from None
+        raise ProtofedError(f"{path}: damaged or unreadable ({first_line(error)})") from None
     if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
         raise ProtofedError(f"{path}: not an idx file of bytes: expected it to begin 000008, got {raw[:3].hex()!r}")
     axes = raw[3]

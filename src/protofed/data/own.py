@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ProtofedError
-from .sources import DataSource, listed, register
+from .sources import DataSource, first_line, listed, register
 from .types import Dataset
 
 if TYPE_CHECKING:
@@ -32,9 +32,10 @@ class Npz(DataSource):
         if not file.is_file():
             raise ProtofedError(f"{file}: no such file; expected an .npz file with x_train, y_train, x_test, y_test")
         try:
-            with np.load(file, allow_pickle=False) as stored:
-                if not isinstance(stored, np.lib.npyio.NpzFile):
-                    raise ValueError("a single array, not an .npz archive")
+            opened = np.load(file, allow_pickle=False)
+            if isinstance(opened, np.ndarray):
+                raise ProtofedError(f"{file}: a single array, not an .npz archive; expected x_train and y_train in it")
+            with opened as stored:
                 missing = [key for key in ("x_train", "y_train") if key not in stored.files]
                 if missing:
                     raise ProtofedError(f"{file}: no {' and no '.join(missing)} in it; found {listed(stored.files)}")
@@ -42,7 +43,7 @@ class Npz(DataSource):
         except ProtofedError:
             raise
         except Exception as error:  # a damaged archive may fail in any way
-            raise ProtofedError(f"{file}: not an .npz file of plain arrays, or damaged ({_line(error)})") from None
+            raise ProtofedError(f"{file}: not an .npz file of plain arrays, or damaged ({first_line(error)})") from None
         names = tuple(map(str, arrays.pop("class_names", ())))
         return Dataset.from_arrays(**arrays, class_names=names, name=file.name)
 
@@ -78,7 +79,7 @@ class Folder(DataSource):
                         image.load()
                         yield str(file), image
                 except (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as e:
-                    raise ProtofedError(f"{file}: not an image, or damaged ({_line(e)})") from None
+                    raise ProtofedError(f"{file}: not an image, or damaged ({first_line(e)})") from None
 
         images = _stack([opened(files) for files, _ in parts], self.size)
         arrays = [array for x, (_, y) in zip(images, parts, strict=True) for array in (x, y)]
@@ -184,7 +185,7 @@ class Hub(DataSource):
         except ProtofedError:
             raise
         except Exception as error:  # decoding is the library's; whatever it raises is about this data set
-            raise ProtofedError(f"{name}: could not be read ({type(error).__name__}: {_line(error)})") from None
+            raise ProtofedError(f"{name}: could not be read ({type(error).__name__}: {first_line(error)})") from None
         arrays = [array for pair in zip(images, labels, strict=True) for array in pair]
         return Dataset.from_arrays(
             *arrays,
@@ -205,7 +206,7 @@ class Hub(DataSource):
             return dict(datasets.load_dataset(self.path, self.config))
         except Exception as error:  # no network, no such name, a gated set: the library has many kinds
             raise ProtofedError(
-                f"{name}: could not be loaded ({type(error).__name__}: {_line(error)}); "
+                f"{name}: could not be loaded ({type(error).__name__}: {first_line(error)}); "
                 "it needs the network the first time, or a copy on disk as hub:FOLDER"
             ) from None
 
@@ -221,8 +222,3 @@ def _column(features: Any, given: str | None, kind: str, setting: str, name: str
         what = f"several {kind} columns ({listed(found)})" if found else f"no {kind} column"
         raise ProtofedError(f"{name}: {what} among {listed(features)}; choose one with {setting}=")
     return found[0]
-
-
-def _line(error: BaseException) -> str:
-    """The first line of a message, for our one."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

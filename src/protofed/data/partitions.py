@@ -78,7 +78,7 @@ class NWay(Partition):
     complete: ClassVar[bool] = False
 
     way: float = 3
-    shot: int = 100
+    shot: int = 15
     spread: float = 1.0
     shot_spread: float | None = None
     """σ (or s) of the samples per class; as `spread` where not given."""

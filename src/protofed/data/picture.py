@@ -25,6 +25,7 @@ def draw_counts(
     counts: Tensor, names: Sequence[str], path: Path, title: str = "Training samples by client and class"
 ) -> None:
     """Write a picture of `counts [clients, classes]` as PNG, SVG or PDF, by the suffix of `path`."""
+    from matplotlib import rc_context
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -52,8 +53,7 @@ def draw_counts(
         return x / width, y / height, w / width, h / height
 
     grid = figure.add_axes(area(left, bottom, grid_w, grid_h))
-    colours = LinearSegmentedColormap.from_list("counts", list(_SHADES[1:]))
-    colours.set_bad("#ffffff")
+    colours = LinearSegmentedColormap.from_list("counts", list(_SHADES[1:])).with_extremes(bad=_SHADES[0])
     top_count = max(float(table.max()), 1.0)
     norm = PowerNorm(0.5, vmin=0, vmax=top_count)
     shown = np.ma.masked_equal(table.T.astype(float), 0.0)
@@ -108,9 +108,10 @@ def draw_counts(
     figure.text(left / width, 1 - 0.42 / height, _summary(table), fontsize=8, color=_QUIET, va="center")
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No date in the file: the same counts give the same picture.
+    # No date and no random ids in the file: the same counts give the same picture.
     undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    figure.savefig(path, dpi=160, metadata=undated)
+    with rc_context({"svg.hashsalt": "protofed"}):
+        figure.savefig(path, dpi=160, metadata=undated)
 
 
 def counts_table(counts: Tensor, names: Sequence[str], width: int = 100) -> Table:

@@ -104,6 +104,11 @@ def listed(items: Iterable[object]) -> str:
     return ", ".join(map(str, items))
 
 
+def first_line(error: BaseException) -> str:
+    """Of another library's message, what goes into our one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 @register("digits")
 @dataclass(frozen=True, kw_only=True)
 class Digits(DataSource):

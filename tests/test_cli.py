@@ -1,0 +1,211 @@
+"""The command line as a person uses it. Most calls run in this process; a few in one of their own."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import blobs
+
+import protofed as pf
+from protofed import cli
+
+QUICK = ["clients=4", "rounds=2", "shot=6", "way=2"]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """`call("run", "fedsap")` → exit code, standard output, standard error; in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def save_npz(path, **changes):
+    data = blobs()
+    arrays = {
+        "x_train": data.x_train.numpy(),
+        "y_train": data.y_train.numpy(),
+        "x_test": data.x_test.numpy(),
+        "y_test": data.y_test.numpy(),
+    }
+    np.savez(path, **{**arrays, **changes})
+    return path
+
+
+def test_run_writes_a_complete_folder(call, tmp_path):
+    code, out, err = call("run", "fedsap", *QUICK, "--out", "here")
+    assert code == 0 and err == ""
+    assert "round 2/2" in out and "run folder: here" in out
+    names = {p.name for p in (tmp_path / "here").iterdir()}
+    assert names == {"settings.toml", "metrics.jsonl", "rounds.jsonl", "clients.jsonl", "summary.json", "checkpoint"}
+    rows = [json.loads(line) for line in (tmp_path / "here/metrics.jsonl").read_text().splitlines()]
+    wanted = "round accuracy_head accuracy_prototype accuracy_head_std accuracy_prototype_std loss bytes_up bytes_down"
+    assert [r["round"] for r in rows] == [1, 2]
+    assert {*wanted.split(), "seconds", "dropped_clients"} <= rows[0].keys()
+
+
+def test_a_run_can_be_repeated_from_its_settings(call, tmp_path):
+    call("run", "fedproto", *QUICK, "lr=0.03", "--out", "a")
+    code, *_ = call("run", "fedproto", "--config", "a/settings.toml", "--out", "b")
+    assert code == 0
+    assert (tmp_path / "a/settings.toml").read_text() == (tmp_path / "b/settings.toml").read_text()
+    assert (tmp_path / "a/clients.jsonl").read_text() == (tmp_path / "b/clients.jsonl").read_text()
+
+
+def test_a_run_without_out_says_where_it_is(call, tmp_path):
+    code, out, _ = call("run", "local", *QUICK)
+    folder = out.split("run folder: ")[1].strip()
+    assert code == 0 and (tmp_path / folder / "summary.json").exists() and folder.startswith("runs")
+
+
+def test_own_npz_by_path(call, tmp_path):
+    path = save_npz(tmp_path / "mine.npz")
+    code, out, _ = call("run", "fedproto", f"data={path}", *QUICK)
+    assert code == 0 and "fedproto" in out
+
+
+def test_compare_ends_with_a_table_that_has_local(call, tmp_path):
+    code, out, _ = call("compare", "fedproto", "fedsap", *QUICK, "scale=16", "--seeds", "2", "--out", "c", "--jobs", "2")
+    assert code == 0
+    for word in ("local", "fedproto", "fedsap", "±", "head", "prototype", "2 seeds", "run folders: c"):
+        assert word in out
+    table = (tmp_path / "c/table.md").read_text()
+    assert table.count("**") >= 4 and table.count("\n") == 5
+    assert len(list((tmp_path / "c").glob("*-seed*/summary.json"))) == 6
+    assert "scale = 16" in (tmp_path / "c/fedsap-seed1234/settings.toml").read_text()
+
+
+def test_a_comparison_resumes_without_running_finished_cells(call, tmp_path):
+    call("compare", "fedproto", *QUICK, "--seeds", "2", "--out", "c", "--jobs", "1")
+    table = (tmp_path / "c/table.md").read_text()
+    kept = tmp_path / "c/fedproto-seed1234/metrics.jsonl"
+    before = kept.stat().st_mtime_ns
+    (tmp_path / "c/local-seed1235/summary.json").unlink()
+    code, out, _ = call("resume", "c", "--jobs", "1")
+    assert code == 0 and "fedproto" in out
+    assert kept.stat().st_mtime_ns == before
+    strip = lambda text: [line.rsplit("|", 2)[0] for line in text.splitlines()]  # all but the seconds  # noqa: E731
+    assert strip((tmp_path / "c/table.md").read_text()) == strip(table)
+
+
+def test_seeds_as_number_list_or_range():
+    assert cli.parse_seeds("3") == 3
+    assert cli.parse_seeds("7,9") == [7, 9]
+    assert cli.parse_seeds("1234-1236") == [1234, 1235, 1236]
+
+
+@pytest.mark.parametrize("words", [["methods"], ["models"], ["data"], ["settings"], ["--help"], ["--version"]])
+def test_lists(call, words):
+    code, out, _ = call(*words)
+    assert code == 0
+    expected = {"methods": pf.methods.available(), "models": ["mlp", "cnn", "resnet18"], "data": ["digits", "dirichlet"]}
+    for name in expected.get(words[0], []):
+        assert name in out
+
+
+def test_data_show_prints_and_draws(call, tmp_path):
+    code, out, _ = call("data", "show", "partition=dirichlet", "alpha=0.2", "clients=6", "--picture", "p.png")
+    assert code == 0 and "picture: p.png" in out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert call("data", "show", "clients=6")[0] == 0
+
+
+BAD = {
+    "unknown method": (["run", "fedsapp"], ["fedsapp", "did you mean 'fedsap'"]),
+    "unknown key": (["run", "fedsap", "roundz=3"], ["roundz", "did you mean 'rounds'"]),
+    "not a pair": (["run", "fedsap", "rounds"], ["key=value"]),
+    "bad value": (["run", "fedsap", "rounds=x"], ["rounds"]),
+    "missing config": (["run", "fedsap", "--config", "no.toml"], ["no.toml", "no such"]),
+    "broken config": (["run", "fedsap", "--config", "broken.toml"], ["broken.toml", "TOML"]),
+    "missing npz": (["run", "fedsap", "data=no.npz"], ["no.npz"]),
+    "missing idx": (["run", "fedsap", "data=mnist", "path=nowhere"], ["nowhere", "train-images"]),
+    "missing cifar": (["run", "fedsap", "data=cifar10", "path=nowhere"], ["nowhere", "cifar-10"]),
+    "wrong shape": (["run", "fedsap", "data=shape.npz"], ["shape"]),
+    "missing array": (["run", "fedsap", "data=noarray.npz"], ["y_train"]),
+    "not an npz": (["run", "fedsap", "data=text.npz"], ["text.npz"]),
+    "labels outside the range": (["run", "fedsap", "data=negative.npz"], ["labels", "-1"]),
+    "float labels": (["run", "fedsap", "data=float.npz"], ["integer labels"]),
+    "NaN samples": (["run", "fedsap", "data=nan.npz"], ["NaN"]),
+    "too many classes a client": (["run", "fedsap", "way=30"], ["way", "10"]),
+    "shot larger than the data": (["run", "fedsap", "shot=5000"], ["shot", "5000"]),
+    "more clients than samples": (["run", "fedsap", "partition=iid", "clients=5000"], ["5000"]),
+    "natural without groups": (["run", "fedsap", "partition=natural"], ["group"]),
+    "cnn on tiny images": (["run", "fedsap", "model=cnn", "shot=6"], ["8", "mlp"]),
+    "missing pretrained": (["run", "fedsap", "model=resnet18", "pretrained=no.pt", "shot=6"], ["no.pt"]),
+    "resume nothing": (["resume", "nowhere"], ["nowhere", "no such"]),
+    "resume a plain folder": (["resume", "."], ["settings.toml"]),
+    "folder exists": (["run", "local", *QUICK, "--out", "there"], ["there", "exists already"]),
+    "comparison folder exists": (["compare", "local", *QUICK, "--out", "there"], ["there", "exists already"]),
+    "compare unknown": (["compare", "fedavgg"], ["did you mean 'fedavg'"]),
+    "bad seeds": (["compare", "fedavg", "--seeds", "x"], ["--seeds"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line_and_exit_code_2(case, call, tmp_path):
+    save_npz(tmp_path / "shape.npz", x_test=np.zeros((40, 3), np.float32))
+    save_npz(tmp_path / "negative.npz", y_train=np.repeat([-1, 0, 1, 2], 40))
+    save_npz(tmp_path / "float.npz", y_train=np.linspace(0, 3, 160))
+    save_npz(tmp_path / "nan.npz", x_train=np.full((160, 6), np.nan, np.float32))
+    np.savez(tmp_path / "noarray.npz", x_train=np.zeros((4, 2)))
+    (tmp_path / "text.npz").write_text("hello")
+    (tmp_path / "broken.toml").write_text("rounds = = 3")
+    (tmp_path / "there").mkdir()
+    words, expected = BAD[case]
+    code, _, err = call(*words)
+    assert code == 2, err
+    assert err.startswith("error: ") and err.count("\n") == 1
+    for word in expected:
+        assert word in err
+
+
+def test_an_unreadable_checkpoint_is_one_line(call, tmp_path):
+    call("run", "fedproto", *QUICK, "--out", "r")
+    (tmp_path / "r/summary.json").unlink()
+    latest = json.loads((tmp_path / "r/checkpoint/latest.json").read_text())["checkpoint"]
+    (tmp_path / "r/checkpoint" / latest / "server.safetensors").write_bytes(b"junk")
+    code, _, err = call("resume", "r")
+    assert code == 2 and err.count("\n") == 1 and "server.safetensors" in err
+
+
+def test_the_installed_command_fails_cleanly_in_a_process_of_its_own(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "protofed", "run", "fedsap", "roundz=3"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "rounds" in done.stderr
+
+
+def test_a_terminal_gets_a_progress_bar(tmp_path):
+    """Under a pseudo-terminal the bar shows round, accuracy, loss and time left."""
+    master, slave = pty.openpty()
+    words = [sys.executable, "-m", "protofed", "run", "fedproto", *QUICK, "--out", str(tmp_path / "r")]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160"}
+    process = subprocess.Popen(words, stdout=slave, stderr=slave, env=env)
+    os.close(slave)
+    output = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        output += piece
+    assert process.wait() == 0
+    text = output.decode()
+    for word in ("2/2", "head", "loss", "left", "━"):
+        assert word in text

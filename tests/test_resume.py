@@ -1,0 +1,145 @@
+"""A run killed at any moment and resumed is bit-equal to one never stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, blobs
+
+import protofed as pf
+from protofed.errors import ProtofedError
+from protofed.experiment.folder import RunFolder
+
+KEYS = ["rounds=40", "clients=6", "shot=8", "checkpoint_every=3", "participation=0.7", "batch=4", "hidden=32"]
+
+
+def command(*words):
+    return [sys.executable, "-m", "protofed", *words]
+
+
+def comparable(folder: Path) -> dict[str, object]:
+    """Everything a run wrote but the clock's readings."""
+    rows = {}
+    for name in ("metrics.jsonl", "rounds.jsonl", "clients.jsonl"):
+        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        rows[name] = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("seconds")
+    pointer = json.loads((folder / "checkpoint" / "latest.json").read_text())["checkpoint"]
+    files = {f.name: f.read_bytes() for f in (folder / "checkpoint" / pointer).iterdir()}
+    return {**rows, "summary": summary, "checkpoint": files, "settings": (folder / "settings.toml").read_text()}
+
+
+@pytest.mark.parametrize("method", ["fedsap", "fedavg"])
+def test_kill_9_and_resume_is_bit_equal(method, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command("run", method, *KEYS, "--out", str(whole)), check=True, capture_output=True)
+    process = subprocess.Popen(command("run", method, *KEYS, "--out", str(killed)), stdout=subprocess.DEVNULL)
+    for attempt, rounds in enumerate((5, 17, 29)):
+        deadline = time.monotonic() + 60
+        while len(RunFolder(killed).rows("rounds.jsonl")) < rounds and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(process.pid, signal.SIGKILL)
+        assert process.wait() != 0, "the run ended before it could be killed"
+        assert not (killed / "summary.json").exists()
+        if attempt < 2:
+            process = subprocess.Popen(command("resume", str(killed)), stdout=subprocess.DEVNULL)
+    subprocess.run(command("resume", str(killed)), check=True, capture_output=True)
+    assert comparable(killed) == comparable(whole)
+
+
+def stop_after(round):
+    def watch(record, rounds):
+        if record.round == round:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+@pytest.mark.parametrize("method", pf.methods.available())
+@pytest.mark.parametrize("keep", [False, True])
+def test_every_method_resumes(method, keep, tmp_path):
+    data = blobs()
+    keys = {**SMALL, "data": data, "rounds": 6, "checkpoint_every": 2, "keep_optimiser": keep, "optimiser": "adam"}
+    pf.run(method, out=tmp_path / "whole", **keys)
+    with pytest.raises(KeyboardInterrupt):
+        pf.run(method, out=tmp_path / "cut", watch=stop_after(3), **keys)
+    pf.resume(tmp_path / "cut", data=data)
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+def test_a_kill_before_the_first_checkpoint_starts_again(tmp_path):
+    data = blobs()
+    keys = {**SMALL, "data": data, "rounds": 4}
+    pf.run("fedproto", out=tmp_path / "whole", **keys)
+    with pytest.raises(KeyboardInterrupt):
+        pf.run("fedproto", out=tmp_path / "cut", watch=stop_after(2), **keys)
+    pf.resume(tmp_path / "cut", data=data)
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    data = blobs()
+    pf.run("fedproto", out=tmp_path / "run", **{**SMALL, "data": data})
+    before = comparable(tmp_path / "run")
+    pf.resume(tmp_path / "run", data=data)
+    assert comparable(tmp_path / "run") == before
+
+
+@pytest.fixture
+def cut(tmp_path):
+    data = blobs()
+    with pytest.raises(KeyboardInterrupt):
+        pf.run(
+            "fedproto",
+            out=tmp_path / "cut",
+            watch=stop_after(3),
+            **{**SMALL, "data": data, "rounds": 6, "checkpoint_every": 2},
+        )
+    return tmp_path / "cut", data
+
+
+def checkpoint_of(folder):
+    return folder / "checkpoint" / json.loads((folder / "checkpoint" / "latest.json").read_text())["checkpoint"]
+
+
+@pytest.mark.parametrize("name", ["server.safetensors", "clients.safetensors", "state.json"])
+@pytest.mark.parametrize("damage", ["truncate", "remove", "garbage"])
+def test_a_damaged_checkpoint_is_one_clear_line(name, damage, cut):
+    folder, data = cut
+    file = checkpoint_of(folder) / name
+    if damage == "truncate":
+        file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
+    elif damage == "remove":
+        file.unlink()
+    else:
+        file.write_bytes(b"\x00\xff not what it was")
+    with pytest.raises(ProtofedError) as error:
+        pf.resume(folder, data=data)
+    assert "cut" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_half_written_line_is_forgotten(cut):
+    folder, data = cut
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "accu')
+    assert len(pf.resume(folder, data=data).metrics) == 6
+
+
+def test_a_checkpoint_of_another_model_is_refused(cut):
+    folder, data = cut
+    text = (folder / "settings.toml").read_text()
+    (folder / "settings.toml").write_text(text.replace("embedding = 5", "embedding = 6"))
+    with pytest.raises(ProtofedError, match="does not fit"):
+        pf.resume(folder, data=data)
+
+
+def test_data_given_in_python_must_be_given_again(cut):
+    with pytest.raises(ProtofedError, match="data="):
+        pf.resume(cut[0])
