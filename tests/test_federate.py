@@ -222,7 +222,7 @@ def test_same_seed_same_data_and_streams_do_not_disturb_each_other() -> None:
         ({"unlabelled_limit": -1}, "unlabelled_limit=-1"),
         ({"clients": None}, "partition 'iid' needs a number of clients"),
         ({"partition": "natural", "clients": None}, "needs group ids"),
-        ({"partition": "n-way"}, r"shot=100, but class 0 has only 60 training samples"),
+        ({"partition": NWay(shot=100)}, "shot=100, but class 0 has only 60 training samples"),
         ({"clients": 200, "test": "local"}, "client [0-9]+ has 1 sample left; a test part of its own needs at least 2"),
     ],
 )
@@ -291,16 +291,25 @@ def printed(table: object, width: int = 100) -> str:
 
 def test_table_shows_every_count() -> None:
     counts = random_counts(6, 4)
-    text = printed(counts_table(counts, ("cat", "dog", "a long name", "d")))
-    assert "a lon…" in text and "6 clients, 4 classes" in text and "not shown" not in text
+    text = printed(counts_table(counts, ("cat", "dog", "a very long name", "d"), width=100))
+    assert "a very l…" in text and "6 clients, 4 classes" in text and "not shown" not in text
     for client, row in enumerate(counts.tolist()):
         (line,) = [t for t in text.splitlines() if t.split()[:1] == [str(client)]]
         assert line.split()[1:-1] == [str(n) if n else "·" for n in row]
         assert line.split()[-1] == f"{sum(row):,}"
 
 
+@pytest.mark.parametrize("classes", [10, 14, 20, 30, 60])
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_table_fits_the_terminal(classes: int, width: int) -> None:
+    names = [f"class number {c}" for c in range(classes)]
+    text = printed(counts_table(random_counts(5, classes), names, width=width), width=400)
+    lines = [t for t in text.splitlines() if t.split()[:1] and t.split()[0] in "01234"]
+    assert len(lines) == 5 and max(len(t.rstrip()) for t in lines) <= max(width, 76)
+
+
 def test_table_says_what_it_leaves_out() -> None:
-    text = printed(counts_table(random_counts(70, 100), ()))
+    text = printed(counts_table(random_counts(70, 100), (), width=100))
     assert "30 more clients (40 to 69)" in text and "are not shown" in text
     assert "a block is about 2.0 classes" in text
     assert max(map(len, text.splitlines())) <= 100

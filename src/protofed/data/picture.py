@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,7 +78,7 @@ def draw_counts(
     grid.tick_params(which="both", length=0, labelsize=8, labelcolor=_INK)
     grid.set_xticks(_ticks(clients, grid_w / 0.3))
     rows = _ticks(classes, grid_h / 0.15)
-    grid.set_yticks(rows, [labels[c] if len(labels[c]) <= 16 else labels[c][:15] + "…" for c in rows])
+    grid.set_yticks(rows, [_cut(labels[c], 16) for c in rows])
     grid.set_xlabel("client", color=_QUIET, fontsize=9)
     grid.set_ylabel("class", color=_QUIET, fontsize=9)
 
@@ -114,8 +115,8 @@ def draw_counts(
         figure.savefig(path, dpi=160, metadata=undated)
 
 
-def counts_table(counts: Tensor, names: Sequence[str], width: int = 100) -> Table:
-    """The counts as a shaded table for a terminal `width` characters wide.
+def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None) -> Table:
+    """The counts as a shaded table for a terminal `width` characters wide (as wide as it is, where not given).
 
     Many classes become one strip of shades a client, many clients are cut; the caption says what was left out.
     """
@@ -126,15 +127,17 @@ def counts_table(counts: Tensor, names: Sequence[str], width: int = 100) -> Tabl
     clients, classes = table.shape
     labels = _names(names, classes)
     most = max(int(table.max()), 1)
-    cell = max(len(f"{most:,}"), *(min(len(name), 6) for name in labels)) + 1
-    in_full = classes <= MOST_CLASSES and 18 + cell * classes <= width
+    width = shutil.get_terminal_size().columns if width is None else width
+    room = (width - 18) // classes - 1  # beside the columns of clients and totals; names are cut before counts
+    cell = max(len(f"{most:,}"), min(max(map(len, labels)), room, 9))
+    in_full = classes <= MOST_CLASSES and cell <= room
 
     caption = [_summary(table)]
     view = Table(title="Training samples by client and class", box=None, padding=(0, 0), pad_edge=False)
     view.add_column("client", justify="right", style="bold")
     if in_full:
         for name in labels:
-            view.add_column(name if len(name) <= 6 else name[:5] + "…", justify="right", min_width=cell, no_wrap=True)
+            view.add_column(" " + _cut(name, cell), justify="right", min_width=cell + 1, no_wrap=True)
     else:
         bins = min(classes, STRIP)
         each = "one class" if bins == classes else f"about {classes / bins:.1f} classes"
@@ -146,7 +149,7 @@ def counts_table(counts: Tensor, names: Sequence[str], width: int = 100) -> Tabl
         row = table[client]
         cells = [Text(str(client))]
         if in_full:
-            cells += [_shaded(int(n), most, cell) for n in row]
+            cells += [_shaded(int(n), most, cell + 1) for n in row]
         else:
             parts = np.array([part.sum() for part in np.array_split(row, bins)])
             cells += [Text("  " + _strip(parts, most)), Text(str(np.count_nonzero(row)))]
@@ -180,6 +183,10 @@ def _strip(parts: np.ndarray, most: int) -> str:
 
 def _names(names: Sequence[str], classes: int) -> list[str]:
     return list(map(str, names)) if len(names) == classes else [str(c) for c in range(classes)]
+
+
+def _cut(name: str, length: int) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def _ticks(number: int, room: float) -> np.ndarray:
