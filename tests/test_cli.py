@@ -8,9 +8,9 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import blobs
 
 import protofed as pf
+from conftest import blobs
 from protofed import cli
 
 QUICK = ["clients=4", "rounds=2", "shot=6", "way=2"]
@@ -79,7 +79,9 @@ def test_own_npz_by_path(call, tmp_path):
 
 
 def test_compare_ends_with_a_table_that_has_local(call, tmp_path):
-    code, out, _ = call("compare", "fedproto", "fedsap", *QUICK, "scale=16", "--seeds", "2", "--out", "c", "--jobs", "2")
+    code, out, _ = call(
+        "compare", "fedproto", "fedsap", *QUICK, "scale=16", "--seeds", "2", "--out", "c", "--jobs", "2"
+    )
     assert code == 0
     for word in ("local", "fedproto", "fedsap", "±", "head", "prototype", "2 seeds", "run folders: c"):
         assert word in out
@@ -112,7 +114,11 @@ def test_seeds_as_number_list_or_range():
 def test_lists(call, words):
     code, out, _ = call(*words)
     assert code == 0
-    expected = {"methods": pf.methods.available(), "models": ["mlp", "cnn", "resnet18"], "data": ["digits", "dirichlet"]}
+    expected = {
+        "methods": pf.methods.available(),
+        "models": ["mlp", "cnn", "resnet18"],
+        "data": ["digits", "dirichlet"],
+    }
     for name in expected.get(words[0], []):
         assert name in out
 

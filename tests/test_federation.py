@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from conftest import SMALL, blobs
-from reference import naive
 
 import protofed as pf
+from conftest import SMALL, blobs
 from protofed import methods, wire
 from protofed.bank import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.methods.base import registry as method_registry
+from reference import naive
 
 SHORT_RAMP = {"alignment": {"start": 1, "end": 3}}
 
@@ -237,7 +237,8 @@ def test_evaluation_counts_by_hand(tiny):
         own = sorted(data.labelled.labels.unique().tolist())
         x, y = data.test.take()
         assert sorted(y.unique().tolist()) == own
-        z, logits = federation.engine.skeleton.outputs(federation.engine.clients[client].weights, x)
+        federation.engine.skeleton.load(federation.engine.clients[client].weights)
+        z, logits = federation.engine.skeleton.outputs(x)
         head = sum(int(logits[i].argmax()) == int(y[i]) for i in range(len(y)))
         near = 0
         for i in range(len(y)):

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, blobs
 
 import protofed as pf
+from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment.folder import RunFolder
 

@@ -18,7 +18,9 @@ def test_defaults_are_fedsaps_and_complete():
 def test_short_full_and_named_keys_agree():
     short = resolve("fedsap", {"scale": 16, "way": 4, "embedding": 32, "model": "mlp"})
     full = resolve("fedsap", {"method.scale": 16, "partition.way": 4, "model": {"name": "mlp", "embedding": 32}})
-    named = resolve("fedsap", {"fedsap.scale": 16, "partition": {"name": "n-way", "way": 4}, "model": "mlp", "embedding": 32})
+    named = resolve(
+        "fedsap", {"fedsap.scale": 16, "partition": {"name": "n-way", "way": 4}, "model": "mlp", "embedding": 32}
+    )
     assert short == full == named
 
 

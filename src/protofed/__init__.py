@@ -10,8 +10,8 @@ from .experiment import Comparison, Result, compare, resume, run
 
 __all__ = [
     "Comparison",
-    "PrototypeBank",
     "ProtofedError",
+    "PrototypeBank",
     "Result",
     "__version__",
     "aggregate",

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from .experiment.compare import Progress as CellProgress
 from .federation import Record
@@ -91,7 +99,7 @@ class CompareWatch:
         self.console, self.cells = console, cells
         self.finished = 0
         self.progress: Progress | None = None
-        self.tasks: dict[str, int] = {}
+        self.tasks: dict[str, TaskID] = {}
 
     @contextmanager
     def live(self) -> Iterator[CompareWatch]:
@@ -111,11 +119,11 @@ class CompareWatch:
                 self.console.print(f"[{self.finished}/{self.cells}] {cell.cell}  {note}", markup=False)
             return
         if cell.cell not in self.tasks:
-            self.tasks[cell.cell] = self.progress.add_task(cell.cell, total=cell.rounds, note="")  # type: ignore[assignment]
+            self.tasks[cell.cell] = self.progress.add_task(cell.cell, total=cell.rounds, note="")
         task = self.tasks[cell.cell]
         self.progress.update(task, completed=cell.round)
         if note:
-            self.progress.update(task, note=note)  # type: ignore[arg-type]
+            self.progress.update(task, note=note)
         if done:
-            self.progress.remove_task(self.tasks.pop(cell.cell))  # type: ignore[arg-type]
+            self.progress.remove_task(self.tasks.pop(cell.cell))
             self.progress.advance(self.whole)

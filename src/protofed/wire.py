@@ -63,6 +63,10 @@ class Bundle:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def empty(self) -> bool:
+        return self.bank is None and not (self.banks or self.weights or self.tensors or self.scalars)
+
     def all_banks(self) -> dict[str, PrototypeBank]:
         return {**({} if self.bank is None else {"": self.bank}), **self.banks}
 

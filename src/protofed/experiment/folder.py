@@ -191,7 +191,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.KINDS}
     summary["seconds"] = round(sum(row["seconds"] for row in rounds), 3)
     summary["dropped_clients"] = sum(len(row["dropped"]) for row in rounds)
-    summary["model_parameters"] = sum(federation.engine.start[n].numel() for n in federation.engine.skeleton.trainable)
+    summary["model_parameters"] = sum(p.numel() for p in federation.engine.skeleton.params.values())
     summary["versions"] = {
         "protofed": _version(),
         "torch": torch.__version__,

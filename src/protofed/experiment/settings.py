@@ -1,8 +1,8 @@
 """Settings: one typed schema for Python, TOML and the command line. An unknown key is an error.
 
 A run is described by its general keys (`rounds`, `lr`, …) and four choices (`method`, `data`, `partition`, `model`), each
-of which has settings of its own. A key may be written in full (`partition.way=3`) or short (`way=3`) where only one of the four
-has it. A method may also be named (`fedsap.scale=16`), which in a comparison speaks to that method alone.
+of which has settings of its own. A key may be written in full (`partition.way=3`) or short (`way=3`) where only one of the
+four has it. A method may also be named (`fedsap.scale=16`), which in a comparison speaks to that method alone.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def save(federation: Federation, folder: Path) -> None:
     work.mkdir(parents=True)
     _write(work / "server.safetensors", wire.encode(federation.state))
     keep_weights = federation.method.private_model
-    clients = {k: v for c, state in federation.engine.clients.items() for k, v in _pack(c, state, keep_weights)}
+    clients = {k: v for c, state in federation.engine.export().items() for k, v in _pack(c, state, keep_weights)}
     _write(work / "clients.safetensors", safetensors.torch.save(clients))
     _write(work / "state.json", json.dumps({"format": FORMAT, "round": federation.round}, indent=1).encode())
     final = folder / name
@@ -62,7 +63,7 @@ def load(federation: Federation, folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ProtofedError(f"{folder}: unreadable checkpoint ({type(error).__name__}: {error})") from None
     federation.state = server
-    federation.engine.clients = clients
+    federation.engine.restore(clients)
 
 
 def _pack(client: int, state: ClientState, keep_weights: bool) -> Iterator[tuple[str, Tensor]]:
@@ -76,6 +77,7 @@ def _pack(client: int, state: ClientState, keep_weights: bool) -> Iterator[tuple
 def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:
     start = federation.engine.start
     clients: dict[int, ClientState] = {}
+    weights: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, value in safetensors.torch.load_file(file).items():
         client, part, name = key.split("/", 2)
         state = clients.setdefault(int(client), ClientState({}))
@@ -86,9 +88,9 @@ def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:
         elif name not in start or start[name].shape != value.shape:
             raise ProtofedError(f"{file}: weight {name!r} does not fit the model in the run's settings")
         else:
-            state.weights[name] = value
-    for state in clients.values():
-        state.weights = state.weights or start
+            weights[int(client)][name] = value
+    for number, state in clients.items():
+        state.weights = weights[number] or start
     return clients
 
 

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .. import seeds
+from .. import seeds, wire
 from ..bank import PrototypeBank
-from ..data.types import FederatedData, Samples
+from ..data.types import FederatedData
 from ..evaluate import Scores, score_client
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
 from ..wire import Bundle
-from .local import ClientState, LocalSettings, Outcome, Skeleton, train_client
+from .local import ClientState, LocalSettings, Outcome, Skeleton, Task, train_client
+
+
+class Engine(Protocol):
+    """Who trains the clients. It holds their states; the round itself is the same for every engine.
+
+    Messages come and go encoded, so an engine may pass them on to another process as they are.
+    """
+
+    skeleton: Skeleton
+    start: Mapping[str, Tensor]
+
+    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+        """Train the clients that were sent something; each client's state afterwards is kept."""
+        ...
+
+    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
+        """Each client scored on its own test (or validation) samples, by the model it would use."""
+        ...
+
+    def export(self) -> dict[int, ClientState]:
+        """The states worth saving: those of clients that took part and keep something."""
+        ...
+
+    def restore(self, states: Mapping[int, ClientState]) -> None: ...
+
+    def describe(self) -> str: ...
+
+    def close(self) -> None: ...
 
 
 class PlainEngine:
@@ -30,71 +59,78 @@ class PlainEngine:
         seed: int,
         initial: str = "same",
     ) -> None:
-        self.method, self.data, self.local, self.seed, self.initial = method, data, local, seed, initial
-        self.model = model
+        self.task = Task(method, local, seed, data.num_classes)
+        self.method, self.model, self.data = method, model, data
+        self.own_start = initial == "own" and method.private_model
         self.skeleton = self._build()
-        self.start = self.skeleton.initial_weights()
+        self.start: Mapping[str, Tensor] = self.skeleton.weights()
         self.clients: dict[int, ClientState] = {}
 
     def _build(self, *who: int) -> Skeleton:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.derive(self.seed, "initialisation", *who))
+            torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *who))
             return Skeleton(self.model.build(self.data.sample_shape, self.data.num_classes))
 
     def state(self, client: int) -> ClientState:
         """A client's state; one that has not taken part yet holds its initial model."""
         if client in self.clients:
             return self.clients[client]
-        own = self.initial == "own" and self.method.private_model
-        return ClientState(self._build(client).initial_weights() if own else self.start)
+        return ClientState(self._build(client).weights() if self.own_start else self.start)
 
-    def train(self, round: int, downloads: Mapping[int, Bundle]) -> dict[int, Outcome]:
+    def keep(self, client: int, state: ClientState) -> None:
+        if not self.method.private_model:
+            state.weights = self.start  # the global model replaces it next round: nothing to keep
+        if self.method.private_model or state.optimiser or not state.memory.empty:
+            self.clients[client] = state
+
+    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
         outcomes = {}
-        for client, received in downloads.items():
-            after, outcomes[client] = train_client(
-                self.method,
-                self.skeleton,
-                self.state(client),
-                self.data.clients[client],
-                received,
-                client=client,
-                round=round,
-                local=self.local,
-                seed=self.seed,
-                num_classes=self.data.num_classes,
+        arrived: dict[int, Bundle] = {}
+        for client, message in downloads.items():
+            if id(message) not in arrived:  # the same for all: decoded once
+                arrived[id(message)] = wire.decode(message, f"server's message to client {client}")
+            data = self.data.clients[client]
+            after, upload, terms, failure = train_client(
+                self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round
             )
-            if not self.method.private_model:
-                after.weights = self.start  # the global model replaces it next round: nothing to keep
-            if self.method.private_model or after.optimiser or after.memory != Bundle():
-                self.clients[client] = after
+            self.keep(client, after)
+            encoded = None if upload is None else wire.encode(upload)
+            outcomes[client] = Outcome(encoded, len(data.labelled), terms, failure)
         return outcomes
 
     def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
-        """Each client scored on its own test (or validation) samples, by the model it would use."""
         shared: dict[int, Output] = {}
         result = []
+        if not self.method.private_model:
+            self.skeleton.load({**self.start, **server.weights})
         for client in clients:
             data = self.data.clients[client]
             samples = data.test if part == "test" else data.validation
             assert samples is not None
             if self.method.private_model:
-                weights: Mapping[str, Tensor] = self.state(client).weights
-                z, logits = self.skeleton.outputs(weights, samples.take()[0])
+                self.skeleton.load(self.state(client).weights)
+                z, logits = self.skeleton.outputs(samples.take()[0])
+            elif self.data.central_test is not None and samples.x is self.data.central_test.x:
+                # one model for all: a central test set is run once, not once per client
+                if id(samples.x) not in shared:
+                    shared[id(samples.x)] = self.skeleton.outputs(samples.x)
+                z, logits = (t[samples.index] for t in shared[id(samples.x)])
             else:
-                weights = {**self.start, **server.weights}
-                z, logits = self._shared_outputs(shared, weights, samples)
+                z, logits = self.skeleton.outputs(samples.take()[0])
             x, y = data.labelled.take()
-            own = PrototypeBank.from_embeddings(self.skeleton.outputs(weights, x).embedding, y, self.data.num_classes)
+            own = PrototypeBank.from_embeddings(self.skeleton.outputs(x).embedding, y, self.data.num_classes)
             bank = self.method.evaluation_bank(server, own).restricted(data.classes)
             result.append(score_client(z, logits, samples.labels, bank, self.method.prototype_scores))
         return result
 
-    def _shared_outputs(self, cache: dict[int, Output], weights: Mapping[str, Tensor], samples: Samples) -> Output:
-        """One model for all: a central test set is run once, not once per client."""
-        central = self.data.central_test
-        if central is None or samples.x is not central.x:
-            return self.skeleton.outputs(weights, samples.take()[0])
-        if id(samples.x) not in cache:
-            cache[id(samples.x)] = self.skeleton.outputs(weights, samples.x)
-        whole = cache[id(samples.x)]
-        return Output(whole.embedding[samples.index], whole.logits[samples.index])
+    def export(self) -> dict[int, ClientState]:
+        return self.clients
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        self.clients = dict(states)
+
+    def describe(self) -> str:
+        return "loop: clients one after another"
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -47,36 +49,44 @@ class Skeleton:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.trainable = [name for name, p in module.named_parameters() if p.requires_grad]
         self.dim: int = module.dim  # type: ignore[assignment]
+        self.params: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        # integer buffers (a count of batches) carry nothing that is used
+        self.slots = {name: v for name, v in state.items() if v.is_floating_point()}
 
-    def initial_weights(self) -> dict[str, Tensor]:
-        """Parameters and floating buffers. Integer buffers (a count of batches) carry nothing that is used."""
-        state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        return {name: v.detach().clone() for name, v in state.items() if v.is_floating_point()}
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the module's parameters and floating buffers."""
+        return {name: v.detach().clone() for name, v in self.slots.items()}
 
-    def outputs(self, weights: Mapping[str, Tensor], x: Tensor) -> Output:
-        """Eval mode, no gradient, in pieces."""
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Put a client's weights into the module."""
+        with torch.no_grad():
+            for name, slot in self.slots.items():
+                slot.copy_(weights[name])
+
+    def outputs(self, x: Tensor) -> Output:
+        """Of the weights that are loaded: eval mode, no gradient, in pieces."""
         self.module.eval()
         with torch.no_grad():
-            parts = [functional_call(self.module, dict(weights), (piece,)) for piece in x.split(EVAL_BATCH)]
+            parts = [self.module(piece) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
 
 class TrainingNetwork:
     """The model in training as a method sees it."""
 
-    def __init__(self, skeleton: Skeleton, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        self.skeleton, self.params, self.buffers = skeleton, params, buffers
+    def __init__(self, skeleton: Skeleton) -> None:
+        self.module = skeleton.module
+        self.params: Mapping[str, Tensor] = skeleton.params
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
-        chosen = self.params if params is None else params
-        return functional_call(self.skeleton.module, {**self.buffers, **chosen}, (x,))
+        return self.module(x) if params is None else functional_call(self.module, dict(params), (x,))
 
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client after training; embeddings are computed when a method asks for them."""
+    """A client after training, its weights still in the module; embeddings are computed when a method asks for them."""
 
     skeleton: Skeleton
     weights: Mapping[str, Tensor]
@@ -90,7 +100,7 @@ class TrainedClient:
     @cached_property
     def _outputs(self) -> tuple[Output, Batch]:
         x, y = self.data.take()
-        return self.skeleton.outputs(self.weights, x), Batch(x, y, torch.ones(len(y)))
+        return self.skeleton.outputs(x), Batch(x, y, torch.ones(len(y)))
 
     def outputs(self) -> tuple[Output, Batch]:
         return self._outputs
@@ -104,7 +114,7 @@ class TrainedClient:
 class ClientState:
     """What a client keeps between rounds."""
 
-    weights: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
     optimiser: dict[str, Tensor] = field(default_factory=dict)
     memory: Bundle = field(default_factory=Bundle)
 
@@ -113,48 +123,46 @@ class ClientState:
 class Outcome:
     """What became of one client's round. `failure` says why there is no upload."""
 
-    upload: Bundle | None
+    upload: bytes | None
     num_samples: int
     terms: Mapping[str, float]
     failure: str = ""
 
-    @property
-    def loss(self) -> float:
-        return sum(self.terms.values())
+
+@dataclass(frozen=True)
+class Task:
+    """What the clients of one federation have in common."""
+
+    method: Method
+    local: LocalSettings
+    seed: int
+    num_classes: int
+
+
+def holds(received: Bundle, state: ClientState) -> Received:
+    return Received(received.bank, received.banks, received.weights, received.tensors, received.scalars, state.memory)
 
 
 def train_client(
-    method: Method,
-    skeleton: Skeleton,
-    state: ClientState,
-    data: ClientData,
-    received: Bundle,
-    *,
-    client: int,
-    round: int,
-    local: LocalSettings,
-    seed: int,
-    num_classes: int,
-) -> tuple[ClientState, Outcome]:
-    """The client's new state and what it returns; where training went to NaN, its old state and a failure."""
-    if len(data.labelled) == 0:
-        raise ProtofedError(f"client {client} has no labelled sample to train on")
-    holds = Received(received.bank, received.banks, received.weights, received.tensors, received.scalars, state.memory)
-    weights = {k: v.detach().clone() for k, v in method.client_start(state.weights, holds).items()}
-    params = {name: weights[name].requires_grad_() for name in skeleton.trainable}
-    buffers = {name: v for name, v in weights.items() if name not in params}
-    optimiser = local.make(list(params.values()))
+    task: Task, skeleton: Skeleton, state: ClientState, data: ClientData, received: Bundle, client: int, round: int
+) -> tuple[ClientState, Bundle | None, dict[str, float], str]:
+    """The client's new state, its upload and loss terms; where training went to NaN, its old state and what failed."""
+    method, local = task.method, task.local
+    check_trainable(data, client)
+    has = holds(received, state)
+    skeleton.load(method.client_start(state.weights, has))
+    optimiser = local.make(list(skeleton.params.values()))
     if local.keep_optimiser and state.optimiser:
         _restore_optimiser(optimiser, state.optimiser)
-    network = TrainingNetwork(skeleton, params, buffers)
+    network = TrainingNetwork(skeleton)
     skeleton.module.train()
 
     totals: dict[str, Tensor] = {}
     seen = 0
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.derive(seed, "dropout", client, round))
-        order = seeds.torch_stream(seed, "batches", client, round)
-        views = seeds.torch_stream(seed, "views", client, round)
+        torch.manual_seed(seeds.derive(task.seed, "dropout", client, round))
+        order = seeds.torch_stream(task.seed, "batches", client, round)
+        views = seeds.torch_stream(task.seed, "views", client, round)
         pool = data.unlabelled
         for step in method.steps(data.labelled.labels, len(pool or ()), local.epochs, local.batch, order):
             x, y = data.labelled.take(step.labelled)
@@ -162,15 +170,8 @@ def train_client(
             if pool is not None and step.unlabelled is not None:
                 weak, strong = method.views(pool.take(step.unlabelled), views)
                 batch = batch._replace(weak=weak, strong=strong, unlabelled_weight=torch.ones(len(weak)))
-            try:
-                terms = method.client_loss(network, batch, holds, round)
-            except ValueError as error:
-                if "more than 1 value per channel" in str(error):
-                    raise ProtofedError(
-                        f"client {client} has one training sample, and batch norm needs two: "
-                        "give it more data or choose a model without batch norm"
-                    ) from None
-                raise
+            with one_sample_is_too_few(client):
+                terms = method.client_loss(network, batch, has, round)
             optimiser.zero_grad(set_to_none=True)
             torch.stack(list(terms.values())).sum().backward()
             optimiser.step()
@@ -179,17 +180,44 @@ def train_client(
             seen += len(y)
 
     losses = {name: float(value) / seen for name, value in totals.items()}
-    trained = {name: v.detach() for name, v in {**buffers, **params}.items()}
-    broken = next((name for name, v in trained.items() if not bool(torch.isfinite(v).all())), None)
-    bad_loss = next((name for name, v in losses.items() if v != v or abs(v) == float("inf")), None)
-    if broken is not None or bad_loss is not None:
-        what = f"loss term {bad_loss!r}" if bad_loss is not None else f"weight {broken!r}"
-        return state, Outcome(None, len(data.labelled), losses, f"{what} became NaN or infinite in training")
-    done = TrainedClient(skeleton, trained, data.labelled, num_classes)
-    upload = method.client_return(done, holds, round)
+    weights = skeleton.weights()
+    problem = what_is_not_finite(losses, weights)
+    if problem:
+        return state, None, losses, problem
+    trained = TrainedClient(skeleton, weights, data.labelled, task.num_classes)
+    upload = method.client_return(trained, has, round)
     kept = _optimiser_tensors(optimiser) if local.keep_optimiser else {}
-    after = ClientState(trained, kept, method.client_remember(done, holds, round))
-    return after, Outcome(upload, len(data.labelled), losses)
+    return ClientState(weights, kept, method.client_remember(trained, has, round)), upload, losses, ""
+
+
+def check_trainable(data: ClientData, client: int) -> None:
+    if len(data.labelled) == 0:
+        raise ProtofedError(f"client {client} has no labelled sample to train on")
+
+
+@contextmanager
+def one_sample_is_too_few(client: int) -> Iterator[None]:
+    """Batch norm over a single value: say whose data is too small."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ProtofedError(
+            f"client {client} trains on a batch of one sample, and batch norm needs two: "
+            "give it more data, a larger batch, or a model without batch norm"
+        ) from None
+
+
+def what_is_not_finite(losses: Mapping[str, float], weights: Mapping[str, Tensor]) -> str:
+    """Which loss term or weight became NaN or infinite; empty where all is well."""
+    for name, value in losses.items():
+        if not math.isfinite(value):
+            return f"loss term {name!r} became NaN or infinite in training"
+    for name, tensor in weights.items():
+        if not math.isfinite(float(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
+            return f"weight {name!r} became NaN or infinite in training"
+    return ""
 
 
 def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:

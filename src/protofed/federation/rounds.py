@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -17,21 +16,10 @@ from ..data.types import FederatedData
 from ..evaluate import Scores, summarise
 from ..methods.base import Method, Setup, Upload
 from ..wire import Bundle
-from .local import ClientState, Outcome, Skeleton
+from .engine import Engine
+from .local import Outcome
 
 log = logging.getLogger("protofed")
-
-
-class Engine(Protocol):
-    """Who trains the clients. It holds their states; the round itself is the same for every engine."""
-
-    skeleton: Skeleton
-    start: dict[str, torch.Tensor]
-    clients: dict[int, ClientState]
-
-    def train(self, round: int, downloads: Mapping[int, Bundle]) -> dict[int, Outcome]: ...
-
-    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]: ...
 
 
 @dataclass
@@ -75,7 +63,9 @@ class Federation:
             engine.start,
             seed,
         )
-        self.expected = wire.Expected(data.num_classes, engine.skeleton.dim, method.travels, engine.start)
+        self.expected = wire.Expected(
+            data.num_classes, engine.skeleton.dim, method.travels, engine.start, required=method.required
+        )
         self.state = method.server_start(self.setup)
         self.round = 0
 
@@ -110,18 +100,17 @@ class Federation:
             self._evaluate(record)
         return record
 
-    def _send(self, chosen: Sequence[int], round: int) -> tuple[dict[int, Bundle], Counter[str]]:
-        """What each client is sent, after the wire. A message that is the same for all is encoded once."""
-        downloads: dict[int, Bundle] = {}
+    def _send(self, chosen: Sequence[int], round: int) -> tuple[dict[int, bytes], Counter[str]]:
+        """What each client is sent, encoded. A message that is the same for all is encoded once."""
+        downloads: dict[int, bytes] = {}
         down: Counter[str] = Counter()
-        arrived: dict[int, tuple[Bundle, Bundle, Counter[str]]] = {}
+        encoded: dict[int, tuple[Bundle, bytes, Counter[str]]] = {}  # holds the bundle too: an id lives as long as it
         for client in chosen:
             content = self.method.send(self.state, client, round)
-            if id(content) not in arrived:
+            if id(content) not in encoded:
                 message = wire.encode(content)
-                received = wire.decode(message, f"server's message to client {client}")
-                arrived[id(content)] = (content, received, wire.sizes(message))
-            _, downloads[client], size = arrived[id(content)]
+                encoded[id(content)] = (content, message, wire.sizes(message))
+            _, downloads[client], size = encoded[id(content)]
             down.update(size)
         return downloads, down
 
@@ -134,11 +123,9 @@ class Federation:
             if outcome.upload is None:
                 dropped[client] = f"client {client}: {outcome.failure}"
                 continue
-            message = wire.encode(outcome.upload)
-            up.update(wire.sizes(message))
             try:
-                content = wire.decode(message, f"client {client}")
-                self.expected.check(content, f"client {client}")
+                up.update(wire.sizes(outcome.upload, f"client {client}"))
+                content = wire.decode(outcome.upload, f"client {client}", self.expected)
                 uploads.append(Upload(client, outcome.num_samples, content))
             except wire.WireError as error:
                 dropped[client] = str(error)

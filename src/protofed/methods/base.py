@@ -116,6 +116,8 @@ class Method:
     paper: ClassVar[str] = ""
     travels: ClassVar[tuple[str, ...]] = ()
     """Which parts of a `Bundle` are exchanged: `"bank"`, `"weights"`, `"banks.NAME"`, `"tensors.NAME"`, `"scalars.NAME"`."""
+    required: ClassVar[tuple[str, ...]] = ()
+    """Which of those every upload must hold; one without is dropped."""
     private_model: ClassVar[bool] = True
     """Whether each client keeps a model of its own between rounds (and is evaluated by it)."""
 
@@ -175,6 +177,7 @@ class SharedBank(Method):
     """For methods whose server holds one bank and sends it to all: starts empty, and banks come back."""
 
     travels: ClassVar[tuple[str, ...]] = ("bank",)
+    required: ClassVar[tuple[str, ...]] = ("bank",)
 
     def server_start(self, setup: Setup) -> Bundle:
         return Bundle(bank=PrototypeBank.empty(setup.num_classes, setup.dim))

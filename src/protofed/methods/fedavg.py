@@ -20,6 +20,7 @@ class FedAvg(Method):
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     travels: ClassVar[tuple[str, ...]] = ("weights",)
+    required: ClassVar[tuple[str, ...]] = ("weights",)
     private_model: ClassVar[bool] = False
 
     def server_start(self, setup: Setup) -> Bundle:
