@@ -1,0 +1,50 @@
+"""`protofed bench`: how fast the engines are, beside a hand-written loop and beside what the hardware allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import ProtofedError, unknown
+from ..federation.checkpoint import write_atomically
+from .measure import ENGINES, measure
+from .report import markdown, print_results
+from .workloads import NAMES
+
+__all__ = ["ENGINES", "NAMES", "markdown", "measure", "print_results", "run_bench"]
+
+
+def run_bench(
+    workloads: Sequence[str] = (),
+    *,
+    repeats: int | None = None,
+    quick: bool = False,
+    json_file: Path | None = None,
+    markdown_file: Path | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Measure the named workloads (all where none is named), print tables, write the files asked for."""
+    console = console or Console()
+    for name in workloads:
+        if name not in NAMES:
+            raise unknown("workload", name, NAMES)
+    for file in (json_file, markdown_file):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise ProtofedError(f"{file}: its folder does not exist")
+    turns = repeats if repeats is not None else 2 if quick else 3
+    results = measure(
+        dict.fromkeys(workloads or NAMES),
+        repeats=turns,
+        quick=quick,
+        say=lambda text: console.print(text, markup=False, style="dim", soft_wrap=True),
+    )
+    print_results(results, console)
+    if json_file is not None:
+        write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())
+    if markdown_file is not None:
+        write_atomically(markdown_file, markdown(results).encode())
+    return results

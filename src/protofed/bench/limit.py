@@ -1,0 +1,118 @@
+"""The limit: one model trained on the round's samples with all clients' batches merged.
+
+No federation can be expected to beat it, since it has the same arithmetic in fewer and larger pieces. It is taken at its
+best: over batch size, memory format, threads and allocator.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .plain import fedproto_loss
+from .workloads import SEED, Training
+
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+class Timed(NamedTuple):
+    """Seconds for the whole round: the training steps, and the pass that gives the prototypes (0 where none travel)."""
+
+    training: float
+    prototypes: float
+
+    @property
+    def seconds(self) -> float:
+        return self.training + self.prototypes
+
+
+def layouts(workload: Training) -> tuple[str, ...]:
+    return tuple(LAYOUTS) if len(workload.shape) == 3 else ("contiguous",)
+
+
+def batches(workload: Training) -> list[int]:
+    """The clients' batches merged, and smaller and larger ones around it."""
+    merged = workload.per_round * workload.batch
+    sizes = {max(8, round(merged * factor)) for factor in (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)}
+    return sorted(size for size in sizes if size <= workload.samples_per_round)
+
+
+class Merged:
+    """One model and the samples of all clients."""
+
+    def __init__(self, workload: Training, x: Tensor, y: Tensor, batch: int, layout: str) -> None:
+        self.workload, self.batch = workload, batch
+        self.x, self.y = x, y
+        self.model = workload.build_model()
+        if x.ndim == 4:
+            self.model = self.model.to(memory_format=LAYOUTS[layout])
+        self.optimiser = torch.optim.SGD(
+            self.model.parameters(), lr=workload.lr, momentum=workload.momentum, fused=True
+        )
+        self.generator = torch.Generator().manual_seed(SEED)
+        self.table = torch.randn(workload.classes, self.model.dim)  # type: ignore[call-overload]
+        self.known = torch.ones(workload.classes, dtype=torch.bool)
+
+    def round(self, cap: float = float("inf"), least: int = 1) -> Timed:
+        """A round; with a `cap` each of its two parts stops after so many seconds and is scaled up to the whole."""
+        w = self.workload
+        clients = torch.randperm(w.clients, generator=self.generator)[: w.per_round]
+        rows = (clients[:, None] * w.samples + torch.arange(w.samples)).flatten()
+        began = time.perf_counter()
+        self.model.train()
+        seen = 0
+        for step, own in enumerate(rows[torch.randperm(len(rows), generator=self.generator)].split(self.batch), 1):
+            loss = self._loss(self.x[own], self.y[own])
+            self.optimiser.zero_grad()
+            loss.backward()
+            self.optimiser.step()
+            seen += len(own)
+            if step >= least and time.perf_counter() - began > cap:
+                break
+        trained = time.perf_counter()
+        training = (trained - began) * len(rows) / seen
+        if not w.prototypes:
+            return Timed(training, 0.0)
+        self.model.eval()
+        total, counts = torch.zeros_like(self.table), torch.zeros(w.classes)
+        seen = 0
+        with torch.no_grad():
+            for own in rows.split(self.batch):
+                z, _ = self.model(self.x[own])
+                member = F.one_hot(self.y[own], w.classes).to(z.dtype)
+                total += member.T @ z
+                counts += member.sum(0)
+                seen += len(own)
+                if time.perf_counter() - trained > cap:
+                    break
+        self.table = total / counts.clamp_min(1)[:, None]
+        return Timed(training, (time.perf_counter() - trained) * len(rows) / seen)
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.workload.prototypes:
+            return fedproto_loss(self.model, x, y, self.table, self.known)
+        return F.cross_entropy(self.model(x)[1], y)
+
+
+def in_layout(x: Tensor, layout: str) -> Tensor:
+    """Samples stored in the model's memory format, so that a batch is cut in it."""
+    return x.contiguous(memory_format=LAYOUTS[layout]) if x.ndim == 4 else x
+
+
+def keep_pages() -> bool:
+    """Tell glibc's malloc to keep what it has: no mmap for large blocks, no memory back to the system.
+
+    By default every large tensor is mapped anew and its pages are zeroed by the system at first touch. It holds for the
+    whole process. False where the C library has no such switch.
+    """
+    m_trim_threshold, m_mmap_max = -1, -4
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, 2**31 - 1))

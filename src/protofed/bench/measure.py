@@ -1,0 +1,405 @@
+"""Measuring: contenders take turns (A B C A B C …), and everything in the result follows from their seconds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import __version__
+from . import limit
+from .processes import Failed, Field, Process
+from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
+
+FORMAT = 1
+ENGINES: tuple[str, ...] = ("loop", "stack", "workers", "auto")
+IN_PROCESS = ("loop", "stack")  # they run in one process, so they are measured at one thread and at all
+DEFAULT = "auto"  # the engine the goals are about
+FINALISTS = 3  # the best of the limit's sweep, which then take part in the turns
+SWEEP_SECONDS = 0.4  # for each combination of the sweep
+GIB = 2**30
+
+Say = Callable[[str], None]
+Specs = dict[str, dict[str, Any] | list[dict[str, Any]]]
+
+
+def cores() -> int:
+    """The processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def measure(
+    names: Iterable[str], *, repeats: int = 3, quick: bool = False, say: Say = lambda text: None
+) -> dict[str, Any]:
+    """Everything that was measured, as `--json` writes it."""
+    results: dict[str, Any] = {}
+    for name in names:
+        if name in TRAINING:
+            results[name] = _training(TRAINING[name].quick() if quick else TRAINING[name], repeats, quick, say)
+        elif name == "server":
+            results[name] = _server(repeats, quick, say)
+        elif name == "many":
+            results[name] = _many(quick, say)
+        elif name == "startup":
+            results[name] = _startup(repeats, quick, say)
+        else:
+            raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
+    return {"format": FORMAT, "machine": machine(), "repeats": repeats, "quick": quick, "workloads": results}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cores": cores(),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "protofed": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[str, Any]:
+    say(f"{workload.name}: {workload.describe()}")
+    counts = [1] if quick else sorted({1, cores()})
+    with tempfile.TemporaryDirectory(prefix="protofed-bench-") as folder:
+        workload.write_samples(Path(folder))
+        common = {"workload": workload.name, "quick": quick, "folder": folder}
+        sweep = _sweep(workload, common, counts, quick, say)
+        kinds, specs = _contenders(common, counts, sweep, 1 if quick else FINALISTS)
+        if workload.overhead is not None:
+            bare = _bare(common, counts, quick, say)
+            specs |= bare
+            kinds |= dict.fromkeys(bare, "bare")
+        say(f"  starting {len(specs)} contenders")
+        with Field(specs) as field:
+            first = field.turn()
+            turns = []
+            for turn in range(1, repeats + 1):
+                say(f"  turn {turn} of {repeats}")
+                turns.append(field.turn())
+            about = {label: runner.about for label, runner in field.runners.items()}
+            skipped = field.skipped
+    contenders = {
+        label: {"kind": kinds[label], "about": about[label], "first_seconds": first[label]["seconds"]}
+        | _timed(workload, [turn[label] for turn in turns])
+        for label in about
+    }
+    result: dict[str, Any] = {
+        "kind": "training",
+        "description": workload.describe(),
+        "clients_per_round": workload.per_round,
+        "samples_per_round": workload.samples_per_round,
+        "contenders": contenders,
+        "skipped": skipped,
+        "limit_sweep": sweep,
+    }
+    return result | derive(workload, contenders)
+
+
+def _timed(workload: Training, replies: list[dict[str, Any]]) -> dict[str, Any]:
+    seconds = [reply["seconds"] for reply in replies]
+    best = min(seconds)
+    timed = {
+        "seconds": seconds,
+        "best": best,
+        "median": statistics.median(seconds),
+        "samples_per_second": workload.samples_per_round / best,
+        "clients_per_second": workload.per_round / best,
+    }
+    if "training_seconds" in replies[0]:
+        timed["training_seconds"] = [reply["training_seconds"] for reply in replies]
+    return timed
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _contenders(
+    common: dict[str, Any], counts: list[int], sweep: list[dict[str, Any]], finalists: int
+) -> tuple[dict[str, str], Specs]:
+    """What kind each contender is, and what it is started with, by label."""
+    kinds: dict[str, str] = {}
+    specs: Specs = {}
+    for count in counts:
+        label = f"plain loop, {_threads(count)}"
+        kinds[label], specs[label] = "plain", {**common, "kind": "plain", "threads": count}
+    for engine in ENGINES:
+        for threads in counts if engine in IN_PROCESS else [None]:
+            label = engine if threads is None else f"{engine}, {_threads(threads)}"
+            settings: dict[str, Any] = {"engine": engine}
+            if threads is not None:
+                settings["threads"] = threads
+            kinds[label], specs[label] = "engine", {**common, "kind": "engine", "settings": settings}
+    for row in sweep[:finalists]:
+        choice = {key: row[key] for key in ("batch", "layout", "threads", "keep_pages")}
+        label = f"limit: batch {row['batch']}, {row['layout']}, {_threads(row['threads'])}"
+        label += ", pages kept" if row["keep_pages"] else ""
+        kinds[label], specs[label] = "limit", {**common, **choice, "kind": "limit"}
+    return kinds, specs
+
+
+def _sweep(
+    workload: Training, common: dict[str, Any], counts: list[int], quick: bool, say: Say
+) -> list[dict[str, Any]]:
+    """Every combination of batch, layout, threads and allocator for a moment each, fastest first."""
+    rows: list[dict[str, Any]] = []
+    say("  looking for the limit: batch, layout, threads, allocator")
+    for threads in counts:
+        for keep_pages in [True] if quick else [False, True]:
+            choice = {"threads": threads, "keep_pages": keep_pages}
+            try:
+                found = _alone({**common, **choice, "kind": "limit-sweep", "cap": 0.01 if quick else SWEEP_SECONDS})
+            except Failed as reason:
+                say(f"  limit at {_threads(threads)}{', pages kept' if keep_pages else ''}: {reason}")
+                continue
+            rows += [row | choice for row in found["rows"]]
+    return sorted(rows, key=lambda row: row["seconds"])
+
+
+def _alone(spec: dict[str, Any]) -> dict[str, Any]:
+    """One answer of a process that is then no longer needed."""
+    process = Process(spec)
+    try:
+        process.ready()
+        return process.run()
+    finally:
+        process.close()
+
+
+def _bare(common: dict[str, Any], counts: list[int], quick: bool, say: Say) -> Specs:
+    """The engines' twins that do nothing but forward, backward and optimiser (see `contender.Bare`).
+
+    In one process at each number of threads; and in as many processes as there are cores, there with the layout and
+    allocator that are fastest, so that the workers' overhead is not made to look small.
+    """
+    specs: Specs = {}
+    for count in counts:
+        specs[_bare_label(1, count)] = _parts(common, 1, layout="contiguous", threads=count, keep_pages=False)
+    say("  looking for the fastest bare loop in several processes")
+    found: list[tuple[float, dict[str, Any]]] = []
+    for layout in ["contiguous"] if quick else list(limit.LAYOUTS):
+        for keep_pages in [True] if quick else [False, True]:
+            choice = {"layout": layout, "threads": 1, "keep_pages": keep_pages}
+            with Field({"bare": _parts(common, cores(), **choice)}) as field:
+                field.turn()
+                found += [(reply["seconds"], choice) for reply in field.turn().values()]
+    if found:
+        choice = min(found, key=lambda pair: pair[0])[1]
+        specs[_bare_label(cores(), 1)] = _parts(common, cores(), **choice)
+    return specs
+
+
+def _bare_label(processes: int, threads: int) -> str:
+    return f"bare, {processes} process{'es' if processes > 1 else ''}, {_threads(threads)}"
+
+
+def _parts(common: dict[str, Any], parts: int, **choice: Any) -> list[dict[str, Any]]:
+    return [{**common, **choice, "kind": "bare", "part": part, "parts": parts} for part in range(parts)]
+
+
+# --- what follows from the seconds --------------------------------------------------------------------------------------
+def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Ratios, goals and overhead. Ratios are of best seconds; those of medians stand beside them."""
+
+    def of(kind: str) -> dict[str, dict[str, Any]]:
+        return {label: c for label, c in contenders.items() if c["kind"] == kind}
+
+    result: dict[str, Any] = {"ratios": {}, "goals": []}
+    plain, limits = of("plain"), of("limit")
+    if plain:
+        result["best_plain"] = _fastest(plain)
+    if limits:
+        result["limit"] = _fastest(limits)
+    for label, engine in of("engine").items():
+        ratios: dict[str, float] = {}
+        if plain:
+            ratios["over_plain"] = min(c["best"] for c in plain.values()) / engine["best"]
+            ratios["over_plain_median"] = min(c["median"] for c in plain.values()) / engine["median"]
+        if limits:
+            ratios["of_limit"] = min(c["best"] for c in limits.values()) / engine["best"]
+            ratios["of_limit_median"] = min(c["median"] for c in limits.values()) / engine["median"]
+            training = min(min(c["training_seconds"]) for c in limits.values())
+            ratios["of_training_limit"] = training / engine["best"]
+        result["ratios"][label] = ratios
+    if workload.overhead is not None:
+        result["overhead"] = _overhead(of("engine"), of("bare"))
+    ours = result["ratios"].get(DEFAULT, {})
+    for key, wanted, what in (
+        ("over_plain", workload.over_plain, "times the best plain loop"),
+        ("of_limit", workload.of_limit, "of the limit, which does the round's work"),
+        ("of_training_limit", workload.of_limit, "of the limit, its training steps alone"),
+    ):
+        if wanted is not None:
+            result["goals"].append(_goal(f"{DEFAULT}: {what}", ours.get(key), wanted, at_least=True))
+    if workload.overhead is not None:
+        share = result["overhead"].get(DEFAULT, {}).get("share")
+        result["goals"].append(_goal(f"{DEFAULT}: overhead", share, workload.overhead, at_least=False))
+    return result
+
+
+def _fastest(contenders: dict[str, dict[str, Any]]) -> str:
+    return min(contenders, key=lambda label: contenders[label]["best"])
+
+
+def _overhead(engines: dict[str, dict[str, Any]], bare: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The share of an engine's round that its bare twin does not need."""
+    result: dict[str, Any] = {}
+    for label, engine in engines.items():
+        name, _, threads = label.partition(", ")
+        twin = f"bare, 1 process, {threads}" if name == "loop" else _bare_label(cores(), 1)
+        if name != "stack" and twin in bare:
+            result[label] = {"twin": twin, "share": 1 - bare[twin]["best"] / engine["best"]}
+    return result
+
+
+def _goal(what: str, value: float | None, wanted: float, at_least: bool) -> dict[str, Any]:
+    met = None if value is None else value >= wanted if at_least else value <= wanted
+    return {"what": what, "value": value, "at_least" if at_least else "at_most": wanted, "met": met}
+
+
+# --- server -----------------------------------------------------------------------------------------------------------
+def _server(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
+    """Each rule in fresh processes, at one thread and at all; memory is that of the process with one thread."""
+    say("server: aggregation and refinement")
+    rows, goals = [], []
+    for number, case in enumerate(SERVER):
+        case = case.quick() if quick else case
+        say(f"  {case.label}")
+        row: dict[str, Any] = {"rule": case.rule, "label": case.label, "seconds": {}, "best": {}, "median": {}}
+        for threads in [1] if quick else sorted({1, cores()}):
+            process = Process({"kind": "server", "case": number, "quick": quick, "threads": threads})
+            try:
+                process.ready()
+                replies = [process.run() for _ in range(repeats + 1)]
+            finally:
+                process.close()
+            seconds = [reply["seconds"] for reply in replies[1:]]  # the first call warms up
+            row["seconds"][str(threads)] = seconds
+            row["best"][str(threads)] = min(seconds)
+            row["median"][str(threads)] = statistics.median(seconds)
+            row.setdefault("inputs_bytes", replies[0]["inputs_bytes"])
+            row.setdefault("peak_bytes", replies[-1]["peak_bytes"])
+        rows.append(row)
+        if case.memory is not None:
+            goals.append(_goal(f"{case.label}: GiB", row["peak_bytes"] / GIB, case.memory, at_least=False))
+    return {"kind": "server", "rows": rows, "goals": goals}
+
+
+# --- many clients -----------------------------------------------------------------------------------------------------
+def _many(quick: bool, say: Say) -> dict[str, Any]:
+    case = Many().quick() if quick else Many()
+    say(f"many: {case.per_round} clients a round, of {case.few:,} and of {case.many:,}")
+    labels = {f"{clients:,} clients": clients for clients in (case.few, case.many)}
+    specs: Specs = {label: {"kind": "many", "clients": clients, "quick": quick} for label, clients in labels.items()}
+    with Field(specs) as field:
+        field.turn()
+        turns = [field.turn() for _ in range(case.rounds)]
+        memory = field.turn(memory=True)
+        about = {label: runner.about for label, runner in field.runners.items()}
+        skipped = field.skipped
+    rows = {}
+    for label in about:
+        seconds = [turn[label]["seconds"] for turn in turns]
+        rows[label] = {
+            "clients": labels[label],
+            "about": about[label],
+            "seconds": seconds,
+            "best": min(seconds),
+            "median": statistics.median(seconds),
+            **memory[label],
+        }
+    result: dict[str, Any] = {"kind": "many", "rounds": case.rounds, "rows": rows, "skipped": skipped}
+    value = None
+    if len(rows) == 2:
+        few, many = rows.values()
+        idle = [row["clients"] - row["took_part"] for row in (few, many)]
+        rest = [row["now_bytes"] - row["saved_bytes"] - row["data_bytes"] for row in (few, many)]
+        result["bytes_per_idle_client"] = (rest[1] - rest[0]) / (idle[1] - idle[0])
+        value = many["peak_bytes"] / GIB
+    result["goals"] = [_goal(f"{case.many:,} clients: GiB", value, case.memory, at_least=False)]
+    return result
+
+
+# --- start-up ---------------------------------------------------------------------------------------------------------
+def _startup(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
+    """From `protofed run` to its first round, less `import torch`.
+
+    A round's line is printed when it ends. What lies before the first line is the start and one round; what lies between
+    the first and the second is one round; so the difference is the start, also of an engine that gets ready lazily.
+    """
+    case = Startup().quick() if quick else Startup()
+    say(f"startup: {' and '.join(f'{n:,}' for n in case.clients)} clients")
+    imports: list[float] = []
+    starts: dict[int, list[float]] = {clients: [] for clients in case.clients}
+    with tempfile.TemporaryDirectory(prefix="protofed-bench-") as folder:
+        for clients in case.clients:
+            _startup_data(Path(folder), clients, case.samples)
+        for turn in range(repeats):
+            imports.append(_seconds([sys.executable, "-c", "import torch"]))
+            for clients in case.clients:
+                starts[clients].append(_until_first_round(Path(folder), clients, turn))
+    rows = {}
+    for clients in case.clients:
+        beyond = statistics.median(starts[clients]) - statistics.median(imports)
+        rows[f"{clients:,} clients"] = {"seconds": starts[clients], "beyond_import": beyond}
+    goals = [
+        _goal(f"{label}: seconds beyond import torch", row["beyond_import"], case.seconds, at_least=False)
+        for label, row in rows.items()
+    ]
+    return {"kind": "startup", "import_torch_seconds": imports, "rows": rows, "goals": goals}
+
+
+def _startup_data(folder: Path, clients: int, samples: int) -> None:
+    rng = np.random.default_rng(0)
+    n, test = clients * samples, 100
+    np.savez(
+        folder / f"{clients}.npz",
+        x_train=rng.standard_normal((n, 64), dtype=np.float32),
+        y_train=rng.integers(0, 10, n),
+        x_test=rng.standard_normal((test, 64), dtype=np.float32),
+        y_test=np.arange(test) % 10,
+    )
+
+
+def _seconds(command: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(command, check=True)
+    return time.perf_counter() - began
+
+
+def _until_first_round(folder: Path, clients: int, turn: int) -> float:
+    command = [sys.executable, "-m", "protofed", "run", "fedproto", f"data={folder / f'{clients}.npz'}"]
+    command += ["partition=iid", f"clients={clients}", "rounds=3", "evaluate_every=1000", "checkpoint_every=1000"]
+    command += ["--out", str(folder / f"run-{clients}-{turn}")]
+    times: list[float] = []
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if " round " in line:
+                times.append(time.perf_counter() - began)
+    if process.returncode or len(times) < 2:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(times)} rounds")
+    first, second = times[:2]
+    return first - (second - first)

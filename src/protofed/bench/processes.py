@@ -1,0 +1,160 @@
+"""Contenders as the measuring process sees them: started once, asked for one round at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+PATIENCE = 20.0  # seconds to end by itself before it is ended
+
+
+class Failed(Exception):
+    """A contender that cannot take part, or no longer; the message says why."""
+
+
+class Process:
+    """One contender process."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.about = ""
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "protofed.bench.contender", json.dumps(spec)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ready(self) -> None:
+        answer = self._read()
+        if "skip" in answer:
+            raise Failed(answer["skip"])
+        self.about = answer["about"]
+
+    def ask(self, **options: Any) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(options) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise Failed(self._last_words()) from None
+
+    def answer(self) -> dict[str, Any]:
+        reply = self._read()
+        self.about = reply.pop("about", self.about)
+        return reply
+
+    def run(self, **options: Any) -> dict[str, Any]:
+        self.ask(**options)
+        return self.answer()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise Failed(self._last_words())
+        return json.loads(line)
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the process ended with {self._process.returncode}"
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it started itself
+            self._process.wait()
+        self._errors.close()
+
+
+class Group:
+    """Several processes that do their parts of a round at the same time; the round ends with the last of them."""
+
+    def __init__(self, specs: Sequence[dict[str, Any]]) -> None:
+        self.members = [Process(spec) for spec in specs]
+
+    @property
+    def about(self) -> str:
+        return self.members[0].about
+
+    def ready(self) -> None:
+        for member in self.members:
+            member.ready()
+
+    def run(self) -> dict[str, Any]:
+        began = time.perf_counter()
+        for member in self.members:
+            member.ask()
+        parts = [member.answer()["seconds"] for member in self.members]
+        return {"seconds": time.perf_counter() - began, "parts": parts}
+
+    def close(self) -> None:
+        for member in self.members:
+            member.close()
+
+
+Runner = Process | Group
+
+
+class Field:
+    """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why."""
+
+    def __init__(self, specs: dict[str, dict[str, Any] | list[dict[str, Any]]]) -> None:
+        self.skipped: dict[str, str] = {}
+        self.runners: dict[str, Runner] = {}
+        for label, spec in specs.items():
+            self.runners[label] = Group(spec) if isinstance(spec, list) else Process(spec)
+
+    def __enter__(self) -> Field:
+        try:
+            for label, runner in list(self.runners.items()):
+                try:
+                    runner.ready()
+                except Failed as reason:
+                    self._drop(label, str(reason))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for runner in self.runners.values():
+            runner.close()
+
+    def _drop(self, label: str, reason: str) -> None:
+        self.skipped[label] = reason
+        self.runners.pop(label).close()
+
+    def turn(self, **options: Any) -> dict[str, dict[str, Any]]:
+        """One round of each, one after another."""
+        replies = {}
+        for label, runner in list(self.runners.items()):
+            try:
+                replies[label] = runner.run(**options)
+            except Failed as reason:
+                self._drop(label, str(reason))
+        return replies

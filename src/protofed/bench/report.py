@@ -1,0 +1,147 @@
+"""Results as tables: for the terminal, and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Page:
+    """One workload's table and the lines below it."""
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def pages(results: Mapping[str, Any]) -> list[Page]:
+    makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
+    return [makers[result["kind"]](name, result) for name, result in results["workloads"].items()]
+
+
+def print_results(results: Mapping[str, Any], console: Console) -> None:
+    for page in pages(results):
+        table = Table(title=page.title, title_justify="left")
+        for i, name in enumerate(page.header):
+            table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+        for row in page.rows:
+            table.add_row(*row)
+        console.print()
+        console.print(table)
+        for note in page.notes:
+            console.print(f"  {note}", markup=False, soft_wrap=True)
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    lines = [
+        f"Measured with protofed {machine['protofed']}, torch {machine['torch']}, Python {machine['python']} on "
+        f"{machine['cores']} cores ({machine['processor'] or machine['system']}); {results['repeats']} turns"
+        f"{', quick sizes: the figures mean nothing' if results['quick'] else ''}.",
+    ]
+    for page in pages(results):
+        lines += ["", f"### {page.title}", ""]
+        lines += ["| " + " | ".join(page.header) + " |", "| --- |" + " ---: |" * (len(page.header) - 1)]
+        lines += ["| " + " | ".join(row) + " |" for row in page.rows]
+        lines += [""] + [f"- {note}" for note in page.notes] if page.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _training(name: str, result: Mapping[str, Any]) -> Page:
+    header = ["contender", "s / round", "median", "samples / s", "clients / s", "× plain", "of limit", "(training)"]
+    rows = []
+    for label, c in result["contenders"].items():
+        ratios = result["ratios"].get(label, {})
+        rows.append(
+            [
+                label,
+                f"{c['best']:.3f}",
+                f"{c['median']:.3f}",
+                f"{c['samples_per_second']:,.0f}",
+                f"{c['clients_per_second']:,.1f}",
+                _or_dash(ratios.get("over_plain"), "{:.2f}"),
+                _or_dash(ratios.get("of_limit"), "{:.0%}"),
+                _or_dash(ratios.get("of_training_limit"), "{:.0%}"),
+            ]
+        )
+    notes = [f"best plain: {result['best_plain']}"] if "best_plain" in result else []
+    if "limit" in result:
+        seconds = result["contenders"][result["limit"]]
+        notes.append(
+            f"{result['limit']}; {seconds['best']:.3f} s, its training steps alone {min(seconds['training_seconds']):.3f} s"
+        )
+    notes += [
+        f"{label}: {c['about']}" for label, c in result["contenders"].items() if c["kind"] == "engine" and c["about"]
+    ]
+    notes += [
+        f"overhead of {label}: {o['share']:.1%} of the round ({o['twin']})"
+        for label, o in result.get("overhead", {}).items()
+    ]
+    notes += [f"skipped {label}: {why}" for label, why in result["skipped"].items()]
+    return Page(f"{name}: {result['description']}", header, rows, notes + _goals(result))
+
+
+def _server(name: str, result: Mapping[str, Any]) -> Page:
+    counts = list(result["rows"][0]["best"])
+    header = ["rule", *(f"s, {n} thread{'s' if n != '1' else ''}" for n in counts), "MiB before", "MiB peak"]
+    rows = [
+        [
+            row["label"],
+            *(f"{row['best'][n]:.3f}" for n in counts),
+            f"{row['inputs_bytes'] / MIB:,.0f}",
+            f"{row['peak_bytes'] / MIB:,.0f}",
+        ]
+        for row in result["rows"]
+    ]
+    return Page(f"{name}: aggregation and refinement, whole process", header, rows, _goals(result))
+
+
+def _many(name: str, result: Mapping[str, Any]) -> Page:
+    header = ["federation", "s / round", "median", "MiB built", "MiB after", "of it saved", "of it data", "MiB peak"]
+    rows = [
+        [
+            label,
+            f"{row['best']:.3f}",
+            f"{row['median']:.3f}",
+            *(f"{row[f'{key}_bytes'] / MIB:,.0f}" for key in ("built", "now", "saved", "data", "peak")),
+        ]
+        for label, row in result["rows"].items()
+    ]
+    notes = [f"{label}: {row['about']}" for label, row in result["rows"].items() if row["about"]]
+    if "bytes_per_idle_client" in result:
+        notes.append(
+            f"each idle client: {result['bytes_per_idle_client']:,.0f} bytes beyond its samples and saved state"
+        )
+    notes += [f"skipped {label}: {why}" for label, why in result["skipped"].items()]
+    return Page(f"{name}: {result['rounds']} rounds", header, rows, notes + _goals(result))
+
+
+def _startup(name: str, result: Mapping[str, Any]) -> Page:
+    rows = [["import torch", f"{min(result['import_torch_seconds']):.2f}", ""]]
+    rows += [
+        [label, f"{min(row['seconds']):.2f}", f"{row['beyond_import']:.2f}"] for label, row in result["rows"].items()
+    ]
+    title = f"{name}: from `protofed run` to the first round"
+    return Page(title, ["what", "s", "s beyond import"], rows, _goals(result))
+
+
+def _goals(result: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for goal in result["goals"]:
+        sign, wanted = ("at least", goal["at_least"]) if "at_least" in goal else ("at most", goal["at_most"])
+        value = "not measured" if goal["value"] is None else f"{goal['value']:.3g}"
+        mark = {True: "holds", False: "DOES NOT HOLD", None: "open"}[goal["met"]]
+        lines.append(f"goal, {goal['what']}: {value}, wanted {sign} {wanted:g}: {mark}")
+    return lines
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

@@ -1,0 +1,240 @@
+"""The named workloads. Data is random: speed depends on sizes, not on what the numbers say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import models
+from ..data import Dataset
+
+FOREVER = 10**9  # rounds, and rounds between evaluations: a measured round never evaluates
+SEED = 1234
+
+
+@dataclass(frozen=True)
+class Training:
+    """A federation whose rounds are timed. Every contender trains on the same samples with the same settings."""
+
+    name: str
+    method: str  # fedproto or fedavg: those the hand-written loop knows
+    clients: int
+    per_round: int
+    samples: int  # each client's
+    shape: tuple[int, ...]
+    model: str
+    options: dict[str, Any]
+    batch: int
+    classes: int = 10
+    lr: float = 0.01
+    momentum: float = 0.5
+    over_plain: float | None = None  # what `auto` must reach: times the best plain loop,
+    of_limit: float | None = None  # and as a share of the limit
+    overhead: float | None = None  # and at most this share of the round that is not forward, backward or optimiser
+    smaller: dict[str, Any] = field(default_factory=dict)  # what --quick changes
+
+    @property
+    def samples_per_round(self) -> int:
+        return self.per_round * self.samples
+
+    @property
+    def prototypes(self) -> bool:
+        """Whether a round ends with every client's class means."""
+        return self.method == "fedproto"
+
+    def quick(self) -> Training:
+        return replace(self, **self.smaller)
+
+    def describe(self) -> str:
+        some = "" if self.per_round == self.clients else f", {self.per_round:,} per round"
+        return (
+            f"{self.clients:,} clients × {self.samples} samples {'×'.join(map(str, self.shape))}{some}, "
+            f"{self.model}, batch {self.batch}, {self.method}"
+        )
+
+    def build_model(self) -> nn.Module:
+        torch.manual_seed(SEED)
+        return models.build(self.model, self.shape, self.classes, **self.options)
+
+    def write_samples(self, folder: Path) -> None:
+        """One file that all contenders map, so that a dozen processes hold the samples once."""
+        rng = np.random.default_rng(SEED)
+        with (folder / "samples").open("wb") as file:
+            for _ in range(self.clients):
+                file.write(rng.standard_normal((self.samples, *self.shape), dtype=np.float32).tobytes())
+
+    def load(self, folder: str | None) -> tuple[Tensor, Tensor]:
+        """All samples, client after client, and their labels; without a folder they are made in this process."""
+        count = self.clients * self.samples
+        generator = torch.Generator().manual_seed(SEED)
+        y = torch.randint(self.classes, (count,), generator=generator)
+        if folder is None:
+            return torch.randn(count, *self.shape, generator=generator), y
+        size = int(np.prod((count, *self.shape)))
+        return torch.from_file(str(Path(folder) / "samples"), shared=True, size=size).view(count, *self.shape), y
+
+    def settings(self, x: Tensor, y: Tensor) -> dict[str, Any]:
+        """The same federation as settings of `protofed run`."""
+        owner = torch.arange(self.clients).repeat_interleave(self.samples)
+        test = torch.arange(self.classes)
+        data = Dataset.from_arrays(
+            x, y, x[: self.classes], test, num_classes=self.classes, group_train=owner, name=self.name
+        )
+        return {
+            "data": data,
+            "partition": "natural",
+            "clients": self.clients,
+            "participation": self.per_round / self.clients,
+            "rounds": FOREVER,
+            "evaluate_every": FOREVER,
+            "batch": self.batch,
+            "lr": self.lr,
+            "momentum": self.momentum,
+            "model": {"name": self.model, **self.options},
+        }
+
+
+CNN = {"channels": (32, 64), "kernel": 5, "embedding": 512}
+SMALL_CNN = {"channels": (4, 8), "kernel": 5, "embedding": 16}
+
+TRAINING: dict[str, Training] = {
+    w.name: w
+    for w in (
+        Training(
+            "cnn28",
+            "fedproto",
+            clients=20,
+            per_round=20,
+            samples=300,
+            shape=(1, 28, 28),
+            model="cnn",
+            options=CNN,
+            batch=8,
+            over_plain=1.7,
+            of_limit=0.75,
+            overhead=0.05,
+            smaller={"clients": 4, "per_round": 4, "samples": 16, "options": SMALL_CNN},
+        ),
+        Training(
+            "cifar-cohort",
+            "fedavg",
+            clients=1000,
+            per_round=50,
+            samples=50,
+            shape=(3, 32, 32),
+            model="cnn",
+            options=CNN,
+            batch=10,
+            over_plain=1.6,
+            smaller={"clients": 12, "per_round": 4, "samples": 20, "options": SMALL_CNN},
+        ),
+        Training(
+            "resnet18",
+            "fedproto",
+            clients=8,
+            per_round=8,
+            samples=40,
+            shape=(3, 32, 32),
+            model="resnet18",
+            options={"stem": "imagenet"},
+            batch=8,
+            over_plain=1.8,
+            of_limit=0.75,
+            smaller={"clients": 2, "per_round": 2, "samples": 8, "batch": 4},
+        ),
+        Training(
+            "mlp-digits",
+            "fedproto",
+            clients=100,
+            per_round=100,
+            samples=60,
+            shape=(64,),
+            model="mlp",
+            options={"hidden": (128,), "embedding": 64},
+            batch=8,
+            over_plain=8.0,
+            smaller={"clients": 6, "per_round": 6, "samples": 20},
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server rule on a stack of banks. `close`: all classes lie within the margin of each other, as they do early
+    in training, which is refinement's dearest case; otherwise they stand apart.
+    """
+
+    rule: str
+    clients: int
+    classes: int
+    dim: int
+    close: bool = False
+    memory: float | None = None  # GiB it must stay under
+
+    @property
+    def label(self) -> str:
+        how = (", classes close" if self.close else ", classes apart") if self.rule == "refine" else ""
+        return f"{self.rule}{how}: {self.clients:,} clients × {self.classes:,} classes × {self.dim}"
+
+    def quick(self) -> Server:
+        return replace(self, clients=min(self.clients, 10), classes=self.classes // 10, dim=32)
+
+
+SERVER: tuple[Server, ...] = (
+    Server("mean", 1000, 100, 512),
+    Server("weighted_mean", 1000, 100, 512),
+    Server("personalised", 1000, 100, 512),
+    Server("refine", 1000, 100, 512),
+    Server("refine", 1000, 100, 512, close=True),
+    Server("refine", 20, 10_000, 512, memory=4.0),
+    Server("refine", 20, 10_000, 512, close=True, memory=4.0),
+)
+
+
+@dataclass(frozen=True)
+class Many:
+    """The same number of clients per round, out of few and out of many: what do the idle ones cost?"""
+
+    few: int = 1000
+    many: int = 10_000
+    per_round: int = 100
+    rounds: int = 20
+    samples: int = 20
+    memory: float = 4.0  # GiB it must stay under
+
+    def quick(self) -> Many:
+        return replace(self, few=20, many=200, per_round=4, rounds=2)
+
+    def federation(self, clients: int) -> Training:
+        return Training(
+            f"many-{clients}",
+            "fedproto",
+            clients=clients,
+            per_round=self.per_round,
+            samples=self.samples,
+            shape=(64,),
+            model="mlp",
+            options={"hidden": (128,), "embedding": 64},
+            batch=8,
+        )
+
+
+@dataclass(frozen=True)
+class Startup:
+    """How long `protofed run` takes until its first round is under way, beyond Python's and torch's own import."""
+
+    clients: tuple[int, ...] = (20, 1000)
+    samples: int = 60
+    seconds: float = 3.0  # what it must stay under
+
+    def quick(self) -> Startup:
+        return replace(self, clients=(3, 12))
+
+
+NAMES: tuple[str, ...] = (*TRAINING, "server", "many", "startup")

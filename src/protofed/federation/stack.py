@@ -1,0 +1,468 @@
+"""Stacked clients: one call trains all clients of one architecture.
+
+Parameters, buffers and optimiser state get a leading client axis; `torch.func.vmap` over `grad` gives every client its own
+gradient. Clients with more steps come first, so those still training at a step are a slice, and nothing is computed for
+the others. A short last batch is padded with samples of weight 0, except under batch norm, whose statistics padding would
+change: there, clients whose batches differ in size are run apart.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from .. import seeds, wire
+from ..bank import PrototypeBank
+from ..data.types import ClientData, Samples
+from ..evaluate import Scores, score_client
+from ..methods.base import Batch, Received, Step
+from ..models.base import Output
+from ..wire import Bundle
+from .engine import PlainEngine
+from .local import (
+    ClientState,
+    LocalSettings,
+    Outcome,
+    Skeleton,
+    Task,
+    check_trainable,
+    holds,
+    one_sample_is_too_few,
+    what_is_not_finite,
+)
+
+Tensors = dict[str, Tensor]
+EVAL_SAMPLES = 4096  # samples of all clients together in one evaluation call
+
+
+class UnfoldConv2d(nn.Conv2d):
+    """Convolution as unfold and one matrix product per client: under `vmap` a batched product, not a grouped convolution."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, _, height, width = x.shape
+        padding, stride, size, dilation = (
+            pair if isinstance(pair, tuple) else (0, 0)
+            for pair in (self.padding, self.stride, self.kernel_size, self.dilation)
+        )
+        out = [
+            (extent + 2 * padding[i] - dilation[i] * (size[i] - 1) - 1) // stride[i] + 1
+            for i, extent in enumerate((height, width))
+        ]
+        columns = nn.functional.unfold(x, size, dilation, padding, stride)
+        columns = columns.permute(1, 0, 2).reshape(columns.shape[1], -1)
+        product = self.weight.reshape(self.out_channels, -1) @ columns
+        if self.bias is not None:
+            product = product + self.bias[:, None]
+        return product.reshape(self.out_channels, n, *out).transpose(0, 1)
+
+
+def with_unfolded_convolutions(module: nn.Module) -> nn.Module:
+    """A copy whose plain convolutions are `UnfoldConv2d`; parameter names stay."""
+    twin = copy.deepcopy(module)
+    for layer in twin.modules():
+        if type(layer) is nn.Conv2d and layer.groups == 1 and not isinstance(layer.padding, str):
+            layer.__class__ = UnfoldConv2d
+    return twin
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part in a stack."""
+
+    client: int
+    state: ClientState
+    data: ClientData
+    received: Received
+
+
+class StackedNetwork:
+    """One client's slice of the stack, inside `vmap`."""
+
+    def __init__(self, module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.module, self.params, self.buffers = module, params, buffers
+
+    def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
+        return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
+
+
+class StackedOptimiser:
+    """torch's SGD, Adam and RMSprop on stacked parameters, on the first `k` clients at a time."""
+
+    def __init__(self, local: LocalSettings, params: Tensors, kept: Sequence[Mapping[str, Tensor]]) -> None:
+        self.local, self.params = local, params
+        names = {
+            "sgd": ["momentum_buffer"] if local.momentum else [],
+            "adam": ["exp_avg", "exp_avg_sq"],
+            "rmsprop": ["square_avg"] + (["momentum_buffer"] if local.momentum else []),
+        }[local.optimiser]
+        self.state = {kind: {n: torch.zeros_like(p) for n, p in params.items()} for kind in names}
+        some = next(iter(params.values()))
+        self.steps = torch.zeros(len(some), device=some.device)  # Adam corrects its averages by how many steps went in
+        for k, tensors in enumerate(kept):
+            for key, value in tensors.items():
+                index, _, kind = key.partition(".")
+                if kind == "step":
+                    self.steps[k] = value
+                else:
+                    self.state[kind][list(params)[int(index)]][k] = value
+
+    def step(self, grads: Tensors, rows: slice | Tensor) -> None:
+        local = self.local
+        self.steps[rows] += 1
+        p, g = self._take(self.params, rows), [grads[n] for n in self.params]
+        if local.weight_decay:
+            torch._foreach_add_(g, p, alpha=local.weight_decay)
+        state = {kind: self._take(tensors, rows) for kind, tensors in self.state.items()}
+        if local.optimiser == "sgd":
+            if local.momentum:
+                torch._foreach_mul_(state["momentum_buffer"], local.momentum)
+                torch._foreach_add_(state["momentum_buffer"], g)
+                g = state["momentum_buffer"]
+            torch._foreach_add_(p, g, alpha=-local.lr)
+        elif local.optimiser == "adam":
+            self._adam(p, g, state["exp_avg"], state["exp_avg_sq"], self.steps[rows])
+        else:
+            average = state["square_avg"]
+            torch._foreach_mul_(average, 0.99)
+            torch._foreach_addcmul_(average, g, g, 0.01)
+            root = torch._foreach_sqrt(average)
+            torch._foreach_add_(root, 1e-8)
+            if local.momentum:
+                torch._foreach_mul_(state["momentum_buffer"], local.momentum)
+                torch._foreach_addcdiv_(state["momentum_buffer"], g, root)
+                torch._foreach_add_(p, state["momentum_buffer"], alpha=-local.lr)
+            else:
+                torch._foreach_addcdiv_(p, g, root, -local.lr)
+        if isinstance(rows, Tensor):  # indexing copied: put back
+            for name, value in zip(self.params, p, strict=True):
+                self.params[name][rows] = value
+            for kind, values in state.items():
+                for name, value in zip(self.params, values, strict=True):
+                    self.state[kind][name][rows] = value
+
+    def _adam(self, p: list[Tensor], g: list[Tensor], first: list[Tensor], second: list[Tensor], t: Tensor) -> None:
+        torch._foreach_lerp_(first, g, 1 - 0.9)
+        torch._foreach_mul_(second, 0.999)
+        torch._foreach_addcmul_(second, g, g, 1 - 0.999)
+        size, scale = self.local.lr / (1 - 0.9**t), (1 - 0.999**t).sqrt()
+        for weight, m, v in zip(p, first, second, strict=True):
+            shape = (-1, *[1] * (weight.ndim - 1))
+            weight -= size.view(shape) * m / (v.sqrt() / scale.view(shape) + 1e-8)
+
+    @staticmethod
+    def _take(tensors: Mapping[str, Tensor], rows: slice | Tensor) -> list[Tensor]:
+        return [t[rows] for t in tensors.values()]
+
+    def export(self, k: int) -> Tensors:
+        """One client's state under the names torch gives it."""
+        kept = {f"{i}.{kind}": t[n][k].clone() for kind, t in self.state.items() for i, n in enumerate(self.params)}
+        if self.local.optimiser != "sgd":
+            kept |= {f"{i}.step": self.steps[k].clone() for i in range(len(self.params))}
+        return kept
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every client's steps, side by side: `rows[k, s, b]` into the shared tensors, `weight` 0 where there is none."""
+
+    rows: Tensor
+    weight: Tensor
+    counts: list[int]  # steps of each client, falling
+    sizes: list[list[int]]  # batch size of each client at each of its steps
+
+    @classmethod
+    def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[Samples]) -> Plan:
+        counts = [len(s) for s in steps]
+        sizes = [[len(step.labelled) for step in client] for client in steps]
+        longest, widest = max(counts), max(max(s) for s in sizes)
+        rows = torch.zeros(len(steps), longest, widest, dtype=torch.int64)
+        weight = torch.zeros(len(steps), longest, widest)
+        for k, client in enumerate(steps):
+            rows[k] = data[k].index[0]
+            chosen = data[k].index[torch.cat([step.labelled for step in client])]
+            at = torch.arange(widest)[None, :] < torch.tensor(sizes[k])[:, None]
+            rows[k, : counts[k]][at] = chosen
+            weight[k, : counts[k]][at] = 1.0
+        return cls(rows, weight, counts, sizes)
+
+
+def _common(values: Sequence[Any]) -> tuple[Any, Any]:
+    """A value for all clients: shared as it is where it is the same object, stacked where it is not."""
+    first = values[0]
+    if all(v is first for v in values):
+        return first, None
+    leaves, spec = pytree.tree_flatten(first)
+    columns = zip(*(pytree.tree_flatten(v)[0] for v in values), strict=True)
+    stacked = [torch.stack([torch.as_tensor(v) for v in column]) for column in columns]
+    return pytree.tree_unflatten(stacked, spec), (pytree.tree_unflatten([0] * len(leaves), spec) if leaves else None)
+
+
+def train_stack(
+    task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int
+) -> list[tuple[ClientState, Bundle | None, dict[str, float], str]]:
+    """`train_client` for many clients at once; results in the order of `jobs`."""
+    method, local, module = task.method, task.local, skeleton.module
+    for job in jobs:
+        check_trainable(job.data, job.client)
+    planned = [_steps(task, job, round) for job in jobs]
+    order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
+    jobs_sorted, steps = [jobs[k] for k in order], [planned[k] for k in order]
+    plan = Plan.make(steps, [j.data.labelled for j in jobs_sorted])
+    views = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted]
+    x, y = jobs[0].data.labelled.x, jobs[0].data.labelled.y
+
+    starts = [method.client_start(j.state.weights, j.received) for j in jobs_sorted]
+    weights = {name: torch.stack([s[name] for s in starts]) for name in skeleton.slots}
+    params = {name: weights.pop(name) for name in skeleton.params}
+    buffers = weights
+    kept = [j.state.optimiser if local.keep_optimiser else {} for j in jobs_sorted]
+    optimiser = StackedOptimiser(local, params, kept)
+    received, received_dims = _common([j.received for j in jobs_sorted])
+
+    def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensor, tuple[Tensors, Tensors]]:
+        own = {name: value.clone() for name, value in b.items()}  # batch norm writes into them
+        terms = method.client_loss(StackedNetwork(module, p, own), Batch(**batch), has, round)
+        return torch.stack(list(terms.values())).sum(), (terms, own)
+
+    gradient = vmap(grad(loss, has_aux=True), in_dims=(0, 0, 0, received_dims), randomness="different")
+    alone = any(isinstance(m, _BatchNorm) for m in module.modules())
+    totals: dict[str, Tensor] = {}
+    module.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.derive(task.seed, "dropout", jobs_sorted[0].client, round))
+        for s in range(plan.counts[0]):
+            active = sum(count > s for count in plan.counts)
+            for rows, width in _groups([size[s] for size in plan.sizes[:active]], alone):
+                index, weight = plan.rows[rows, s, :width], plan.weight[rows, s, :width]
+                batch = {"x": x[index], "y": y[index], "weight": weight}
+                batch |= _unlabelled(
+                    task,
+                    jobs_sorted,
+                    steps,
+                    views,
+                    range(active)[rows] if isinstance(rows, slice) else rows.tolist(),
+                    s,
+                )
+                has = received if received_dims is None else pytree.tree_map(lambda t, r=rows: t[r], received)
+                with one_sample_is_too_few(jobs_sorted[0].client):
+                    grads, (terms, moved) = gradient(
+                        {n: p[rows] for n, p in params.items()}, {n: b[rows] for n, b in buffers.items()}, batch, has
+                    )
+                optimiser.step(grads, rows)
+                for name, value in moved.items():
+                    buffers[name][rows] = value
+                for name, value in terms.items():
+                    if name not in totals:
+                        totals[name] = torch.zeros(len(jobs))
+                    totals[name][rows] += value.detach() * weight.sum(1)
+
+    seen = torch.tensor([sum(s) for s in plan.sizes], dtype=torch.float32)
+    means = {name: (value / seen).tolist() for name, value in totals.items()}
+    whole = {name: {**params, **buffers}[name] for name in skeleton.slots}
+    stacked = StackedOutputs(skeleton, whole, [j.data.labelled for j in jobs_sorted], task.num_classes)
+    finite = _finite_rows(whole, len(jobs))
+    results: list[tuple[ClientState, Bundle | None, dict[str, float], str]] = [(j.state, None, {}, "") for j in jobs]
+    for k, job in enumerate(jobs_sorted):
+        losses = {name: values[k] for name, values in means.items()}
+        own = {name: value[k] for name, value in whole.items()}
+        problem = what_is_not_finite(losses, {} if finite[k] else own)
+        if problem:
+            results[order[k]] = (job.state, None, losses, problem)
+            continue
+        trained = StackedClient(stacked, k, own)
+        upload = method.client_return(trained, job.received, round)
+        after = ClientState(
+            {name: value.clone() for name, value in own.items()} if method.private_model else own,
+            optimiser.export(k) if local.keep_optimiser else {},
+            method.client_remember(trained, job.received, round),
+        )
+        results[order[k]] = (after, upload, losses, "")
+    return results
+
+
+def _steps(task: Task, job: Job, round: int) -> list[Step]:
+    stream = seeds.torch_stream(task.seed, "batches", job.client, round)
+    pool, local = job.data.unlabelled, task.local
+    return list(task.method.steps(job.data.labelled.labels, len(pool or ()), local.epochs, local.batch, stream))
+
+
+def _unlabelled(
+    task: Task,
+    jobs: Sequence[Job],
+    steps: Sequence[Sequence[Step]],
+    views: Sequence[torch.Generator],
+    clients: Sequence[int],
+    s: int,
+) -> Tensors:
+    """Weak and strong views of this step's unlabelled samples, side by side; nothing where no client has any."""
+    pairs = []
+    for k in clients:
+        pool, chosen = jobs[k].data.unlabelled, steps[k][s].unlabelled
+        if pool is None or chosen is None:
+            return {}
+        pairs.append(task.method.views(pool.take(chosen), views[k]))
+    widest = max(len(weak) for weak, _ in pairs)
+    return {
+        "weak": torch.stack([_filled(weak, widest) for weak, _ in pairs]),
+        "strong": torch.stack([_filled(strong, widest) for _, strong in pairs]),
+        "unlabelled_weight": torch.stack([(torch.arange(widest) < len(weak)).float() for weak, _ in pairs]),
+    }
+
+
+def _filled(x: Tensor, n: int) -> Tensor:
+    return torch.cat([x, x[:1].expand(n - len(x), *x.shape[1:])])
+
+
+def _groups(sizes: Sequence[int], alone: bool) -> list[tuple[slice | Tensor, int]]:
+    """Which clients take a step together, and how wide their batch is."""
+    distinct = sorted(set(sizes))
+    if not alone or len(distinct) == 1:
+        return [(slice(0, len(sizes)), max(distinct))]
+    return [(torch.tensor([k for k, n in enumerate(sizes) if n == size]), size) for size in distinct]
+
+
+def _finite_rows(weights: Mapping[str, Tensor], clients: int) -> list[bool]:
+    good = torch.ones(clients, dtype=torch.bool)
+    for value in weights.values():
+        good &= torch.isfinite(value.reshape(clients, -1).sum(1))
+    return good.tolist()
+
+
+@dataclass(frozen=True)
+class StackedOutputs:
+    """Embeddings and logits of every client's labelled set, computed together when the first client asks."""
+
+    skeleton: Skeleton
+    weights: Tensors
+    data: list[Samples]
+    num_classes: int
+
+    @cached_property
+    def outputs(self) -> tuple[Output, Tensor, Tensor]:
+        """Outputs `[K, n, ·]`, labels `[K, n]` and weights `[K, n]`, padded to the largest client."""
+        index, weight = padded([d.index for d in self.data])
+        return stacked_outputs(self.skeleton, self.weights, self.data[0].x, index), self.data[0].y[index], weight
+
+    @cached_property
+    def banks(self) -> PrototypeBank:
+        output, y, weight = self.outputs
+        return vmap(lambda z, y, w: PrototypeBank.from_embeddings(z, y, self.num_classes, w))(
+            output.embedding, y, weight
+        )
+
+
+def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Index lists side by side, filled up with their first entry; weight 0 where filled."""
+    widest = max(len(i) for i in indices)
+    rows = torch.stack([torch.cat([i, i[:1].expand(widest - len(i))]) for i in indices])
+    weight = torch.stack([(torch.arange(widest) < len(i)).float() for i in indices])
+    return rows, weight
+
+
+def stacked_outputs(skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor) -> Output:
+    """Eval mode, no gradient, in pieces: client k's model on rows `index[k]`."""
+    skeleton.module.eval()
+    run: Callable[[Tensors, Tensor], Output] = vmap(lambda w, b: functional_call(skeleton.module, w, (b,)))
+    piece = max(1, EVAL_SAMPLES // len(index))
+    with torch.no_grad():
+        parts = [run(weights, x[rows]) for rows in index.split(piece, dim=1)]
+    return Output(torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1))
+
+
+@dataclass(frozen=True)
+class StackedClient:
+    """One trained client of a stack."""
+
+    stack: StackedOutputs
+    k: int
+    weights: Mapping[str, Tensor]
+
+    @property
+    def num_samples(self) -> Tensor:
+        return torch.tensor(len(self.stack.data[self.k]))
+
+    def outputs(self) -> tuple[Output, Batch]:
+        output, y, weight = self.stack.outputs
+        samples = self.stack.data[self.k]
+        n = len(samples)
+        own = Output(output.embedding[self.k, :n], output.logits[self.k, :n])
+        return own, Batch(samples.take()[0], y[self.k, :n], weight[self.k, :n])
+
+    def bank(self) -> PrototypeBank:
+        return self.stack.banks[self.k]
+
+
+class StackEngine(PlainEngine):
+    """Trains the chosen clients as stacks of at most `largest`."""
+
+    largest = 256
+    unfold = False
+
+    def use_unfold(self, on: bool) -> StackEngine:
+        """Convolutions as unfold and matrix product in place of grouped convolution."""
+        if on != self.unfold:
+            self.unfold = on
+            self.skeleton = Skeleton(with_unfolded_convolutions(self.skeleton.module)) if on else self._build()
+        return self
+
+    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+        arrived: dict[int, Bundle] = {}
+        jobs = []
+        shared: dict[int, Received] = {}
+        for client, message in downloads.items():
+            if id(message) not in arrived:
+                arrived[id(message)] = wire.decode(message, f"server's message to client {client}")
+            state = self.state(client)
+            received = shared.get(id(message)) if state.memory.empty else None
+            if received is None:
+                received = holds(arrived[id(message)], state)
+                if state.memory.empty:
+                    shared[id(message)] = received
+            jobs.append(Job(client, state, self.data.clients[client], received))
+        outcomes = {}
+        for first in range(0, len(jobs), self.largest):
+            group = jobs[first : first + self.largest]
+            for job, (after, upload, terms, failure) in zip(
+                group, train_stack(self.task, self.skeleton, group, round), strict=True
+            ):
+                self.keep(job.client, after)
+                encoded = None if upload is None else wire.encode(upload)
+                outcomes[job.client] = Outcome(encoded, len(job.data.labelled), terms, failure)
+        return outcomes
+
+    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
+        if not self.method.private_model:
+            return super().evaluate(server, clients, part)  # one model: nothing to stack
+        scores = []
+        for first in range(0, len(clients), self.largest):
+            scores += self._evaluate_group(server, clients[first : first + self.largest], part)
+        return scores
+
+    def _evaluate_group(self, server: Bundle, clients: Sequence[int], part: str) -> list[Scores]:
+        states = [self.state(c).weights for c in clients]
+        weights = {name: torch.stack([s[name] for s in states]) for name in self.skeleton.slots}
+        data = [self.data.clients[c] for c in clients]
+        own = StackedOutputs(self.skeleton, weights, [d.labelled for d in data], self.data.num_classes).banks
+        tests = [d.test if part == "test" else d.validation for d in data]
+        samples = [t for t in tests if t is not None]
+        index, _ = padded([t.index for t in samples])
+        output = stacked_outputs(self.skeleton, weights, samples[0].x, index)
+        scores = []
+        for k, test in enumerate(samples):
+            n = len(test)
+            bank = self.method.evaluation_bank(server, own[k]).restricted(data[k].classes)
+            z, logits = output.embedding[k, :n], output.logits[k, :n]
+            scores.append(score_client(z, logits, test.labels, bank, self.method.prototype_scores))
+        return scores
+
+    def describe(self) -> str:
+        return "stack: clients side by side" + (", convolutions unfolded" if self.unfold else "")

@@ -1,0 +1,342 @@
+"""Worker processes: started once, one torch thread each, fed over pipes with what the wire carries.
+
+Workers are forked, so they have the data without a copy. Clients' models live in shared memory that the parent owns: a
+worker reads a client's last state there and writes the new one beside it; the parent makes it the current one when the
+client's result arrives. A worker that dies therefore loses nothing but work: it is forked again, and its clients are
+trained again from their last state, with the same random streams and so the same result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import mmap
+import multiprocessing
+import os
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import wire
+from ..errors import ProtofedError
+from ..evaluate import Scores
+from ..wire import Bundle
+from .engine import PlainEngine
+from .local import ClientState, Outcome
+
+log = logging.getLogger("protofed")
+ARENA = 1 << 30  # reserved for messages, per direction and worker; only what is used takes memory
+PIPE = 1 << 16  # a message smaller than this goes over the pipe itself
+TRIES = 3
+
+
+def keep_pages() -> None:
+    """Tell glibc to keep freed pages: tensors of one training step are the size of those of the next."""
+    if os.name != "posix":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):  # another C library
+        return
+    for option, value in ((-3, 1 << 30), (-1, 1 << 30), (-2, 1 << 26)):  # mmap threshold, trim threshold, top pad
+        mallopt(option, value)
+
+
+class SharedStates(MutableMapping[int, ClientState]):
+    """Clients' states where every process sees them: two places for each model, of which one is current.
+
+    Only pages that were written take memory, so a client that never took part costs nothing.
+    """
+
+    def __init__(self, clients: int, start: Mapping[str, Tensor], with_weights: bool) -> None:
+        self.shapes = {name: value.shape for name, value in start.items()}
+        self.start, self.with_weights = start, with_weights
+        self.size = sum(value.numel() for value in start.values())
+        self.memory = mmap.mmap(-1, max(1, 2 * clients * self.size * 4 if with_weights else 1))
+        self.current = mmap.mmap(-1, clients)  # per client: 0 no state yet, 1 or 2 which place holds it
+        self.extras: dict[int, bytes] = {}  # optimiser and memory, small: they go with the job
+        self.pending: dict[int, int] = {}
+
+    def _place(self, client: int, place: int) -> Tensor:
+        offset = (2 * client + place - 1) * self.size * 4
+        return torch.frombuffer(self.memory, dtype=torch.float32, count=self.size, offset=offset)
+
+    def __getitem__(self, client: int) -> ClientState:
+        place = self.current[client]
+        if place == 0:
+            raise KeyError(client)
+        weights: Mapping[str, Tensor] = self.start
+        if self.with_weights:
+            pieces = self._place(client, place).split([math.prod(shape) for shape in self.shapes.values()])
+            weights = {n: p.view(s) for (n, s), p in zip(self.shapes.items(), pieces, strict=True)}
+        extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
+        tensors = dict(extra.tensors)
+        optimiser = {k.removeprefix("optimiser/"): tensors.pop(k) for k in list(tensors) if k.startswith("optimiser/")}
+        return ClientState(weights, optimiser, Bundle(extra.bank, extra.banks, {}, tensors, extra.scalars))
+
+    def __setitem__(self, client: int, state: ClientState) -> None:
+        """Write beside the current state; `commit` makes it the current one."""
+        place = 2 if self.current[client] == 1 else 1
+        if self.with_weights:
+            flat = self._place(client, place)
+            torch.cat([state.weights[name].reshape(-1) for name in self.shapes], out=flat)
+        memory = state.memory
+        if state.optimiser or not memory.empty:
+            tensors = {**memory.tensors, **{f"optimiser/{k}": v for k, v in state.optimiser.items()}}
+            self.extras[client] = wire.encode(Bundle(memory.bank, memory.banks, {}, tensors, memory.scalars))
+        self.pending[client] = place
+
+    def commit(self, client: int, place: int, extra: bytes | None) -> None:
+        self.current[client] = place
+        if extra is not None:
+            self.extras[client] = extra
+
+    def __delitem__(self, client: int) -> None:
+        self.current[client] = 0
+        self.extras.pop(client, None)
+
+    def __contains__(self, client: object) -> bool:
+        return isinstance(client, int) and self.current[client] != 0
+
+    def __iter__(self) -> Iterator[int]:
+        return (client for client in range(len(self.current)) if self.current[client])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Arena:
+    """Shared memory for messages: one side writes, then the other reads."""
+
+    def __init__(self) -> None:
+        self.memory = mmap.mmap(-1, ARENA)
+        self.used = 0
+
+    def put(self, message: bytes) -> tuple[int, int] | bytes:
+        """Where the message lies; the message itself where it is small or does not fit."""
+        if len(message) < PIPE or self.used + len(message) > ARENA:
+            return message
+        begin = self.used
+        self.memory[begin : begin + len(message)] = message
+        self.used += len(message)
+        return begin, len(message)
+
+    def get(self, place: tuple[int, int] | bytes) -> bytes:
+        return place if isinstance(place, bytes) else self.memory[place[0] : place[0] + place[1]]
+
+
+@dataclass
+class Worker:
+    process: Any
+    pipe: Connection
+    arena: Arena  # what the worker sends
+    queue: deque[int]  # jobs it has, oldest first
+
+
+class WorkerEngine:
+    """Spreads clients over worker processes, each of which trains them with `inner` (a loop or a stack)."""
+
+    def __init__(self, inner: PlainEngine, workers: int, *, group: int = 1) -> None:
+        """`group`: how many clients a worker takes at a time (1 for a loop; 0: all clients shared out evenly)."""
+        self.inner, self.group = inner, group
+        self.skeleton, self.start = inner.skeleton, inner.start
+        self.method, self.data = inner.method, inner.data
+        if any(v.dtype != torch.float32 or v.device.type != "cpu" for v in self.start.values()):
+            raise ProtofedError("engine=workers holds float32 models on the CPU; choose engine=stack or engine=loop")
+        self.states = SharedStates(len(self.data.clients), self.start, self.method.private_model)
+        inner.clients = self.states  # type: ignore[assignment]
+        self.arena = Arena()
+        self.count = workers
+        self.workers: list[Worker] = []
+
+    # --- the parent -----------------------------------------------------------------------------------------------
+    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+        self.arena.used = 0
+        placed: dict[int, Any] = {}
+        for message in downloads.values():
+            if id(message) not in placed:
+                placed[id(message)] = self.arena.put(message)
+        groups = self._groups(list(downloads))
+        jobs = []
+        for clients in groups:
+            distinct = list(dict.fromkeys(id(downloads[c]) for c in clients))
+            messages = [placed[key] for key in distinct]
+            which = {c: distinct.index(id(downloads[c])) for c in clients}
+            jobs.append(("train", round, which, messages, self._extras(clients)))
+        outcomes: dict[int, Outcome] = {}
+        for clients, replies in zip(groups, self._run(jobs), strict=True):
+            if replies is None:
+                lost = "its worker process died each time it was tried"
+                outcomes |= {c: Outcome(None, len(self.data.clients[c].labelled), {}, lost) for c in clients}
+                continue
+            outcomes |= replies
+        return {client: outcomes[client] for client in downloads}  # in the order asked: a sum depends on it
+
+    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
+        if not self.method.private_model:
+            return self.inner.evaluate(server, clients, part)
+        self.arena.used = 0
+        message = self.arena.put(wire.encode(server))
+        groups = self._groups(list(clients), of_tests=True)
+        jobs = [("evaluate", message, group, part, self._extras(group)) for group in groups]
+        scores: dict[int, Scores] = {}
+        for group, reply in zip(groups, self._run(jobs), strict=True):
+            if reply is None:
+                raise RuntimeError(f"the worker evaluating clients {group} died {TRIES} times")
+            scores |= dict(zip(group, reply, strict=True))
+        return [scores[c] for c in clients]
+
+    def _groups(self, clients: list[int], of_tests: bool = False) -> list[list[int]]:
+        """Largest first, so that the last job to end is a short one."""
+        size = {c: len(self.data.clients[c].test if of_tests else self.data.clients[c].labelled) for c in clients}
+        ordered = sorted(clients, key=lambda c: -size[c])
+        if self.group:
+            return [ordered[i : i + self.group] for i in range(0, len(ordered), self.group)]
+        shares = min(self.count, len(ordered))
+        return [ordered[i::shares] for i in range(shares)]
+
+    def _extras(self, clients: Sequence[int]) -> dict[int, bytes]:
+        return {c: self.states.extras[c] for c in clients if c in self.states.extras}
+
+    def _run(self, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Each job's reply, or None where its worker died `TRIES` times. A worker holds a job and has one waiting."""
+        if not self.workers:
+            self.workers = [self._start() for _ in range(self.count)]
+        replies: list[Any] = [None] * len(jobs)
+        tries = [0] * len(jobs)
+        waiting = deque(range(len(jobs)))
+        for worker in self.workers:
+            worker.arena.used = 0
+        while True:
+            for depth in (1, 2):
+                for worker in self.workers:
+                    if waiting and len(worker.queue) < depth:
+                        self._hand_over(worker, waiting.popleft(), jobs)
+            busy = {worker.pipe: worker for worker in self.workers if worker.queue}
+            if not busy:
+                return replies
+            for pipe in wait(list(busy)):
+                worker = busy[pipe]  # type: ignore[index]
+                try:
+                    kind, content = worker.pipe.recv()
+                except (EOFError, OSError):
+                    waiting.extendleft(reversed(self._bury(worker, tries)))
+                    continue
+                job = worker.queue.popleft()
+                if kind == "error":
+                    self.close()
+                    raise content
+                replies[job] = self._take(worker, jobs[job][0], content)
+
+    def _hand_over(self, worker: Worker, job: int, jobs: Sequence[tuple[Any, ...]]) -> None:
+        worker.queue.append(job)
+        try:
+            worker.pipe.send(jobs[job])
+        except (BrokenPipeError, OSError):
+            pass  # its death is noticed, and the job given again, when its pipe is read
+
+    def _bury(self, worker: Worker, tries: list[int]) -> list[int]:
+        """Replace a dead worker; gives the jobs to run again."""
+        worker.process.join()
+        lost = list(worker.queue)
+        tries[lost[0]] += 1  # the one it was at; the next had not begun
+        log.warning(
+            "worker process %d died (exit code %s); started again, %d job(s) run again from the clients' last state",
+            worker.process.pid,
+            worker.process.exitcode,
+            len(lost),
+        )
+        worker.pipe.close()
+        fresh = self._start()
+        self.workers[self.workers.index(worker)] = fresh
+        return [job for job in lost if tries[job] < TRIES]
+
+    def _take(self, worker: Worker, kind: str, content: Any) -> Any:
+        if kind == "evaluate":
+            return content
+        outcomes = {}
+        for client, place, extra, upload, num_samples, terms, failure in content:
+            if place:
+                self.states.commit(client, place, extra)
+            encoded = None if upload is None else worker.arena.get(upload)
+            outcomes[client] = Outcome(encoded, num_samples, terms, failure)
+        return outcomes
+
+    def _start(self) -> Worker:
+        context = multiprocessing.get_context("fork")
+        ours, theirs = context.Pipe()
+        arena = Arena()
+        held = [w.pipe for w in self.workers]
+        process = context.Process(target=self._serve, args=(theirs, arena, [ours, *held]), daemon=True)
+        process.start()
+        theirs.close()
+        return Worker(process, ours, arena, deque())
+
+    # --- the child ------------------------------------------------------------------------------------------------
+    def _serve(self, pipe: Connection, arena: Arena, inherited: Sequence[Connection]) -> None:
+        """A worker's life: take a job, do it, reply; end when the parent's end of the pipe is closed."""
+        for other in inherited:
+            other.close()  # else a sibling's pipe would stay open after the parent is gone
+        torch.set_num_threads(1)
+        keep_pages()
+        while True:
+            try:
+                job = pipe.recv()
+            except (EOFError, OSError):
+                os._exit(0)
+            try:
+                reply = ("done", self._do(job, arena))
+            except ProtofedError as error:
+                reply = ("error", error)
+            except Exception as error:  # the parent must hear of it: a silent worker would be waited for without end
+                trace = traceback.format_exc()
+                reply = ("error", RuntimeError(f"a worker process failed: {error}\n{trace}"))
+            try:
+                pipe.send(reply)
+            except (BrokenPipeError, OSError):
+                os._exit(0)
+
+    def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
+        if job[0] == "evaluate":
+            _, message, clients, part, extras = job
+            self.states.extras = dict(extras)
+            return self.inner.evaluate(wire.decode(self.arena.get(message), "server's state"), clients, part)
+        _, round, which, messages, extras = job
+        self.states.extras, self.states.pending = dict(extras), {}
+        arrived = [self.arena.get(m) for m in messages]
+        outcomes = self.inner.train(round, {c: arrived[i] for c, i in which.items()})
+        replies = []
+        for client, outcome in outcomes.items():
+            place = 0 if outcome.failure else self.states.pending.get(client, 0)
+            upload = None if outcome.upload is None else arena.put(outcome.upload)
+            extra = self.states.extras.get(client)
+            replies.append((client, place, extra, upload, outcome.num_samples, dict(outcome.terms), outcome.failure))
+        return replies
+
+    # --- states ---------------------------------------------------------------------------------------------------
+    def export(self) -> dict[int, ClientState]:
+        return dict(self.states)
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        for client, state in states.items():
+            self.states[client] = state
+            self.states.commit(client, self.states.pending.pop(client), None)
+
+    def describe(self) -> str:
+        return f"{self.count} worker processes, each {self.inner.describe()}"
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.pipe.close()
+        for worker in self.workers:
+            worker.process.join(timeout=2)
+            if worker.process.is_alive():
+                worker.process.kill()
+        self.workers = []

@@ -1,0 +1,294 @@
+"""What the documentation says is so: its Python runs, its commands and keys exist, its tables hold the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import runpy
+import shlex
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import typer
+
+import protofed as pf
+from protofed import wire
+from protofed.cli import app
+from protofed.experiment.settings import REGISTRIES, General, parse_pairs, read_toml, resolve
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs" / "methods").glob("*.md"))
+NOT_RUN = "<!-- not run -->"
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    text: str
+    run: bool
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start: int | None = None
+    for number, line in enumerate(lines):
+        if line.startswith("```") and start is None:
+            start = number
+        elif line.startswith("```") and start is not None:
+            text = "\n".join(lines[start + 1 : number])
+            yield Block(page, start + 1, lines[start][3:].strip(), text, start == 0 or lines[start - 1] != NOT_RUN)
+            start = None
+    assert start is None, f"{page}: a code block is not closed"
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+EXAMPLE = (ROOT / "examples" / "own_method.py").read_text(encoding="utf-8")
+PYTHON = [b for b in ALL if b.language == "python" and b.run and "--8<--" not in b.text and b.text + "\n" != EXAMPLE]
+README = [b for b in PYTHON if b.page.name == "README.md"]
+
+
+# --- Python -----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder to work in, with a small mine.npz; runs are short, and what a page registers is forgotten afterwards."""
+    rng = np.random.default_rng(0)
+    y = np.arange(150) % 4
+    x = rng.normal(size=(150, 6)) + 2 * np.eye(6)[y]
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    for registry in REGISTRIES.values():
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    run, compare = pf.run, pf.compare
+
+    def short(given: dict[str, Any]) -> dict[str, Any]:
+        return {**given, "rounds": 2, "clients": min(given.get("clients", 5), 5)}
+
+    monkeypatch.setattr(pf, "run", lambda method, **given: run(method, **short(given)))
+    monkeypatch.setattr(pf, "compare", lambda names, **given: compare(names, **{**short(given), "seeds": 1, "jobs": 1}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if b not in README], ids=str)
+def test_python_on_a_page_runs(block, place, monkeypatch):
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    exec(compile(block.text, str(block), "exec"), module.__dict__)
+
+
+def test_own_data_in_the_readme_is_ten_lines_and_measures(place, capsys):
+    assert len(README) == 1 and len(README[0].text.splitlines()) <= 10
+    module = types.ModuleType("page")
+    exec(compile(README[0].text, "README.md", "exec"), module.__dict__)
+    assert 0 <= module.result.accuracy <= 1 and (place / "runs" / "mine" / "summary.json").is_file()
+    assert "runs/mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["own_data", "own_method"])
+def test_an_example_runs(name, place, capsys):
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    methods = {"own_data": ["local", "fedproto", "fedsap"], "own_method": ["local", "fedproto", "fedproto-cosine"]}
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == methods[name] and all("prototype" in row for row in rows)
+
+
+def test_the_example_method_is_the_one_in_contributing_and_runs_on_the_command_line(place, capsys):
+    assert EXAMPLE in [b.text + "\n" for b in ALL if b.page.name == "CONTRIBUTING.md"]
+    assert len(EXAMPLE.splitlines()) <= 40
+    runpy.run_path("examples/own_method.py", run_name="mine")
+    words = ["run", "fedproto-cosine", "weight=0.5", "rounds=1", "clients=3", "--out", "cosine"]
+    typer.main.get_command(app)(words, standalone_mode=False)
+    assert read_toml(Path("cosine/settings.toml"))["method"] == {"name": "fedproto-cosine", "weight": 0.5}
+
+
+# --- commands and keys ------------------------------------------------------------------------------------------------
+def commands(page: Path) -> Iterator[str]:
+    for block in blocks(page):
+        if block.language == "console":
+            yield from (line for line in block.text.splitlines() if line.startswith("protofed "))
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    yield from (code for code in re.findall(r"`(protofed [^`]+)`", text))
+
+
+COMMANDS = [pytest.param(c, id=f"{p.name}: {c}") for p in PAGES for c in dict.fromkeys(commands(p))]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_uses_what_exists(line, place):
+    words = shlex.split(line, comments=True)[1:]
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    placeholder = any(re.fullmatch(r"[A-Z]+", word.split("=")[-1]) for word in words)
+    assert command.name in ("run", "compare", "resume", "methods", "models", "settings", "data", "show")
+    if not words:  # a command spoken of
+        return
+    parsed = command.make_context(command.name, list(words)).params
+    if command.name not in ("run", "compare", "show") or placeholder:
+        return
+    (place / "pictures").mkdir()
+    given = read_toml(ROOT / parsed["config"]) if parsed["config"] else {}
+    pairs = parsed.get("settings") or [w for w in parsed.get("methods_and_settings", ()) if "=" in w]
+    methods = [w for w in parsed.get("methods_and_settings", ()) if "=" not in w] or [parsed.get("method", "local")]
+    for method in methods:
+        resolve(method, {**given, **parse_pairs(pairs)}, also=methods)
+
+
+def test_commands_were_found():
+    assert len(COMMANDS) > 30
+
+
+def test_keys_in_running_text_exist():
+    known = {*General.model_fields, *REGISTRIES, "key", "out", "jobs", "config"}
+    for kind, registry in REGISTRIES.items():
+        for name in registry.names():
+            for option, spec in registry.options(name).items():
+                known |= {option, f"{kind}.{option}", f"{name}.{option}"}
+                if dataclasses.is_dataclass(spec.default):
+                    known |= {f"{option}.{f.name}" for f in dataclasses.fields(spec.default)}
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for code in re.findall(r"`([^`]+)`", text):
+            words = code.split()
+            if all(re.fullmatch(r"[a-z_.]+=\S*", word) for word in words):
+                wrong = [word for word in words if word.split("=")[0] not in known]
+                assert not wrong, f"{page.name}: `{code}`"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+def settings_tables() -> Iterator[tuple[str, str, dict[str, str]]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for what, table in re.findall(r"<!-- settings: (.+?) -->\n+((?:\|.*\n)+)", text):
+            rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", table, flags=re.M)
+            assert len(rows) == len(table.splitlines()) - 2, f"{page.name}: {what}"
+            yield page.name, what, dict(rows)
+
+
+def written(value: str) -> Any:
+    return None if value == "none" else tomllib.loads(f"v = {value}")["v"]
+
+
+def actual(what: str) -> dict[str, Any]:
+    if what == "general":
+        return {name: field.default for name, field in General.model_fields.items()}
+    kind, name = what.split()
+    result: dict[str, Any] = {}
+    for option, spec in REGISTRIES[kind].options(name).items():
+        if dataclasses.is_dataclass(spec.default):
+            result |= {f"{option}.{k}": v for k, v in dataclasses.asdict(spec.default).items()}  # type: ignore[arg-type]
+        else:
+            result[option] = list(spec.default) if isinstance(spec.default, tuple) else spec.default
+    return result
+
+
+TABLES = list(settings_tables())
+
+
+@pytest.mark.parametrize(("page", "what", "rows"), TABLES, ids=[t[1] for t in TABLES])
+def test_a_table_of_settings_is_complete_and_has_the_defaults(page, what, rows):
+    assert {name: written(default) for name, default in rows.items()} == actual(what), page
+
+
+def test_everything_with_settings_has_its_table():
+    there = {what for _, what, _ in TABLES}
+    wanted = {"general"}
+    for kind in ("method", "partition", "model"):
+        wanted |= {f"{kind} {name}" for name in REGISTRIES[kind].names() if REGISTRIES[kind].options(name)}
+    assert wanted <= there
+    data = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8").split("## Data")[1].split("## Models")[0]
+    for name in REGISTRIES["data"].names():
+        assert all(f"`{option}`" in data for option in REGISTRIES["data"].options(name)), name
+
+
+HEADINGS = [
+    "What is implemented",
+    "Data",
+    "Settings",
+    "Command",
+    "Expected results (ours, measured)",
+    "Known deviations and decisions",
+]
+
+
+def test_every_method_has_its_page_and_its_row():
+    pages = {p.stem: p.read_text(encoding="utf-8") for p in (ROOT / "docs" / "methods").glob("*.md")}
+    assert sorted(pages) == pf.methods.available()
+    for name, text in pages.items():
+        assert re.findall(r"^## (.+)$", text, flags=re.M) == HEADINGS, name
+        assert f"methods/{name}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`(.+?)`\]", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.M)
+    assert sorted(rows) == sorted(pages)
+
+
+def test_numbers_in_the_readme():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 150
+    count = {"three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+    for words, number in (
+        (r"the (\w+) methods above", len(pf.methods.available())),
+        (r"(\w+) partitions", len(REGISTRIES["partition"].names())),
+        (r"(\w+) models", len(pf.models.available())),
+        (r"(\w+) sources of data", len(pf.data.available())),
+    ):
+        found = re.search(words, text)
+        assert found is not None and count[found[1]] == number, words
+    assert f"in {len(EXAMPLE.splitlines())} lines" in text
+    assert "<!-- digits table -->" in text and "<!-- /digits table -->" in text
+
+
+@pytest.mark.parametrize(
+    ("way", "dim", "classes", "numbers"), [(3, 50, 62, 3000), (3, 512, 10, 30720), (10, 512, 100, 102400)]
+)
+def test_fedsap_table_2(way, dim, classes, numbers):
+    bank = pf.PrototypeBank(torch.zeros(classes, dim), (torch.arange(classes) < way).float())
+    up: Counter[str] = Counter()
+    for _ in range(20):
+        up.update(wire.sizes(wire.encode(wire.Bundle(bank=bank))))
+    assert up["prototypes"] == 4 * numbers
+    assert f"| {way} | {dim} | {numbers:,} |" in (ROOT / "docs" / "methods" / "fedsap.md").read_text(encoding="utf-8")
+
+
+def test_parameters_on_fedsaps_page():
+    page = (ROOT / "docs" / "methods" / "fedsap.md").read_text(encoding="utf-8")
+    with torch.device("meta"):
+        networks = [
+            pf.models.build("cnn", (1, 128, 128), 62),
+            pf.models.build("cnn", (1, 28, 28), 10),
+            pf.models.build("resnet18", (3, 224, 224), 10, stem="imagenet"),
+            pf.models.build("resnet18", (3, 224, 224), 100, stem="imagenet"),
+        ]
+    for network in networks:
+        assert f"{pf.models.parameter_count(network):,}" in page
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_links_outside_the_site_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8")):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+
+
+def test_included_files_exist():
+    for page in PAGES:
+        for name in re.findall(r'^--8<-- "(.+?)"$', page.read_text(encoding="utf-8"), flags=re.M):
+            file = ROOT / name
+            measured = file.is_relative_to(ROOT / "docs" / "results")
+            assert file.is_file() or (measured and not file.parent.exists()), f"{page.name}: {name}"
