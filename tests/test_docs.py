@@ -32,6 +32,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "docs" / "methods").glob("*.md"))
 NOT_RUN = "<!-- not run -->"
+QUICK = {"engine": "loop", "layout": "contiguous", "workers": 1, "threads": 1}  # nothing to choose by timing
 
 
 class Block(NamedTuple):
@@ -79,7 +80,7 @@ def place(tmp_path, monkeypatch):
     run, compare = pf.run, pf.compare
 
     def short(given: dict[str, Any]) -> dict[str, Any]:
-        return {**given, "rounds": 2, "clients": min(given.get("clients", 5), 5)}
+        return {**given, "rounds": 2, "clients": min(given.get("clients", 5), 5), **QUICK}
 
     monkeypatch.setattr(pf, "run", lambda method, **given: run(method, **short(given)))
     monkeypatch.setattr(pf, "compare", lambda names, **given: compare(names, **{**short(given), "seeds": 1, "jobs": 1}))

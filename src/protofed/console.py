@@ -20,13 +20,15 @@ from rich.progress import (
 )
 
 from .experiment.compare import Progress as CellProgress
-from .federation import Record
+from .federation import Record, scale
 
 LINES = 20  # how many lines a run prints where there is no terminal
 
 
 def make_console(stderr: bool = False) -> Console:
     """Off a terminal a table gets the width it needs: nothing is folded in a log or a pipe."""
+    if scale.rank() != 0:
+        return Console(stderr=stderr, quiet=not stderr)  # of several ranks, the first one speaks
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=140)
 
@@ -40,7 +42,7 @@ def log_to(console: Console) -> None:
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger = logging.getLogger("protofed")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.INFO if scale.rank() == 0 else logging.ERROR)
 
 
 def _bar(console: Console) -> Progress:

@@ -1,22 +1,30 @@
 """One contender in a process of its own: `python -m protofed.bench.contender SPEC`.
 
-It builds what is to be measured, says that it is ready, and then answers each line on standard input (a JSON object) with
-a line on standard output. Seconds are taken here, around the round, so the pipe costs nothing.
+It builds what is to be measured, says that it is ready, and then answers each line on standard input ("run" or "memory")
+with a line on standard output. Seconds are taken here, around the round, so the pipe costs nothing.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from itertools import zip_longest
+from typing import Any
 
 import torch
 
+from .. import aggregate, methods
+from ..bank import PrototypeBank, unit
 from ..errors import ProtofedError
+from ..experiment.run import build
+from ..experiment.settings import resolve
+from ..federation.workers import keep_pages
 from . import limit, plain
+from .clock import Clock
 from .memory import tree_memory
 from .workloads import SEED, SERVER, TRAINING, Many, Server, Training
 
@@ -28,19 +36,27 @@ class Skip(Exception):
     """This contender cannot take part; the message says why."""
 
 
-class Contender(Protocol):
-    about: str
+class Contender:
+    """What is measured. `about` says more than its label does."""
 
-    def run(self, **options: Any) -> Reply: ...
+    @property
+    def about(self) -> str:
+        return ""
 
-    def close(self) -> None: ...
+    @property
+    def settled(self) -> dict[str, Any]:
+        """The settings that were chosen by measurement."""
+        return {}
 
+    def run(self) -> Reply:
+        """One round, or whatever is timed."""
+        raise NotImplementedError
 
-class Simple:
-    about = ""
+    def memory(self) -> Reply:
+        return {}
 
     def close(self) -> None:
-        pass
+        """Nothing to release."""
 
 
 def _workload(spec: Spec) -> Training:
@@ -48,7 +64,7 @@ def _workload(spec: Spec) -> Training:
     return workload.quick() if spec["quick"] else workload
 
 
-class Plain(Simple):
+class Plain(Contender):
     """The hand-written loop."""
 
     def __init__(self, spec: Spec) -> None:
@@ -61,90 +77,99 @@ class Plain(Simple):
         return {"seconds": time.perf_counter() - began}
 
 
-class Engine:
+class Engine(Contender):
     """One of protofed's engines, by the settings a person would give."""
 
     def __init__(self, spec: Spec) -> None:
         workload = _workload(spec)
+        self.clock = Clock() if spec.get("clock") else None
+        if self.clock is not None:
+            self.clock.attach(methods.registry[workload.method])
         self._build(workload, *workload.load(spec["folder"]), spec["settings"])
 
     def _build(self, workload: Training, x: torch.Tensor, y: torch.Tensor, extra: dict[str, Any]) -> None:
-        from ..experiment.run import build
-        from ..experiment.settings import resolve
-
+        self.seen: set[int] = set()
         try:
             settings = resolve(workload.method, {**workload.settings(x, y), **extra})
-            torch.set_num_threads(settings.general.threads)  # as `protofed run` does
-            _, self.federation = build(settings)
+            self.settings, self.federation = build(settings)
         except ProtofedError as error:
-            raise Skip(str(error)) from None
+            raise Skip(str(error).partition(" Known: ")[0]) from None
 
     @property
     def about(self) -> str:
-        return str(getattr(self.federation.engine, "description", type(self.federation.engine).__name__))
+        return self.federation.engine.describe()
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        return dataclasses.asdict(self.settings.engine)
 
     def run(self) -> Reply:
+        before = self.clock.read() if self.clock else []
         began = time.perf_counter()
         record = self.federation.step()
         seconds = time.perf_counter() - began
         if record.dropped:
             raise RuntimeError(f"clients were dropped, so the round is not comparable: {record.dropped}")
-        return {"seconds": seconds, "about": self.about}
+        self.seen.update(record.participants)
+        reply: Reply = {"seconds": seconds}
+        if self.clock is not None:
+            after = self.clock.read()
+            busy = [now - was for now, was in zip_longest(after, before, fillvalue=0.0)]
+            reply["compute_seconds"] = [spent for spent in busy if spent > 0]
+        return reply
 
     def close(self) -> None:
-        close = getattr(self.federation.engine, "close", None)
-        if close is not None:
-            close()
+        self.federation.engine.close()
 
 
 class Crowd(Engine):
-    """Few or many clients, the same number of them per round; the default engine."""
+    """Few or many clients, the same number of them per round."""
 
     def __init__(self, spec: Spec) -> None:
+        self.clock = None
         sizes = Many().quick() if spec["quick"] else Many()
         workload = sizes.federation(spec["clients"])
         x, y = workload.load(None)
-        self._build(workload, x, y, {})
+        self._build(workload, x, y, spec["settings"])
         self.built = tree_memory()
         per_sample = x[0].numel() * x.element_size() + 3 * 8  # its features, and its label, group and row number
         self.data_bytes = len(x) * per_sample
         self.model_bytes = sum(v.numel() * v.element_size() for v in self.federation.engine.start.values())
-        self.seen: set[int] = set()
 
-    def run(self, memory: bool = False) -> Reply:
-        if memory:
-            after = tree_memory()
-            return {
-                "built_bytes": self.built["now"],
-                "now_bytes": after["now"],
-                "peak_bytes": after["peak"],
-                "data_bytes": self.data_bytes,
-                "saved_bytes": len(self.seen) * self.model_bytes,
-                "took_part": len(self.seen),
-            }
-        began = time.perf_counter()
-        record = self.federation.step()
-        seconds = time.perf_counter() - began
-        self.seen.update(record.participants)
-        return {"seconds": seconds, "about": self.about}
+    def memory(self) -> Reply:
+        after = tree_memory()
+        return {
+            "built_bytes": self.built["now"],
+            "now_bytes": after["now"],
+            "peak_bytes": after["peak"],
+            "data_bytes": self.data_bytes,
+            "saved_bytes": len(self.seen) * self.model_bytes,
+            "took_part": len(self.seen),
+        }
 
 
-class Limit(Simple):
+class Limit(Contender):
     """One merged model with one choice of batch and layout."""
 
     def __init__(self, spec: Spec) -> None:
         workload = _workload(spec)
         x, y = workload.load(spec["folder"])
+        self.choice = f"batch {spec['batch']}, {spec['layout']}, threads {spec['threads']}"
+        self.choice += ", allocator keeps its pages" if spec["keep_pages"] else ""
         self.merged = limit.Merged(
             workload, limit.in_layout(x, spec["layout"]), y, batch=spec["batch"], layout=spec["layout"]
         )
+
+    @property
+    def about(self) -> str:
+        return self.choice
 
     def run(self) -> Reply:
         timed = self.merged.round()
         return {"seconds": timed.seconds, "training_seconds": timed.training}
 
 
-class LimitSweep(Simple):
+class LimitSweep(Contender):
     """Tries every batch and layout for a moment each; threads and allocator are the process's."""
 
     def __init__(self, spec: Spec) -> None:
@@ -171,50 +196,7 @@ class LimitSweep(Simple):
         return {"rows": rows}
 
 
-class Bare(Simple):
-    """What a round costs without an engine: forward, backward and optimiser on batches cut beforehand, and nothing else.
-
-    `part` of `parts` of the clients; several such processes at once are the twin of the workers.
-    """
-
-    def __init__(self, spec: Spec) -> None:
-        w = self.workload = _workload(spec)
-        x, y = w.load(spec["folder"])
-        loop = plain.PlainFedProto(w, x, y)
-        own = range(spec["part"], w.clients, spec["parts"])
-        layout = spec["layout"]
-        self.models = [loop.models[c] for c in own]
-        if x.ndim == 4:
-            self.models = [m.to(memory_format=limit.LAYOUTS[layout]) for m in self.models]
-        self.optimisers = [loop.optimiser(m) for m in self.models]
-        generator = torch.Generator().manual_seed(SEED)
-        self.batches = []
-        for client in own:
-            orders = torch.randperm(w.samples, generator=generator).split(w.batch)
-            self.batches.append([(limit.in_layout(loop.x[client][r], layout), loop.y[client][r]) for r in orders])
-        self.whole = [limit.in_layout(loop.x[c], layout) for c in own]
-        self.table = torch.randn(w.classes, loop.models[0].dim)  # type: ignore[call-overload]
-        self.known = torch.ones(w.classes, dtype=torch.bool)
-
-    def run(self) -> Reply:
-        began = time.perf_counter()
-        for model, optimiser, batches, whole in zip(
-            self.models, self.optimisers, self.batches, self.whole, strict=True
-        ):
-            model.train()
-            for x, y in batches:
-                loss = plain.fedproto_loss(model, x, y, self.table, self.known)
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-            model.eval()
-            with torch.no_grad():
-                for piece in whole.split(plain.EVAL_BATCH):
-                    model(piece)
-        return {"seconds": time.perf_counter() - began}
-
-
-class ServerRule(Simple):
+class ServerRule(Contender):
     """One aggregation rule, timed and weighed."""
 
     def __init__(self, spec: Spec) -> None:
@@ -234,9 +216,6 @@ class ServerRule(Simple):
 
 def server_call(case: Server) -> Callable[[], object]:
     """Inputs made, the rule still to be called. Every client holds every class: the dearest case."""
-    from .. import aggregate
-    from ..bank import PrototypeBank, unit
-
     generator = torch.Generator().manual_seed(SEED)
     means = torch.empty(case.clients, case.classes, case.dim)
     centres = torch.randn(case.classes, case.dim, generator=generator)
@@ -259,14 +238,13 @@ KINDS: dict[str, Callable[[Spec], Contender]] = {
     "many": Crowd,
     "limit": Limit,
     "limit-sweep": LimitSweep,
-    "bare": Bare,
     "server": ServerRule,
 }
 
 
 def make(spec: Spec) -> Contender:
-    if spec.get("keep_pages") and not limit.keep_pages():
-        raise Skip("the C library's allocator cannot be told to keep its pages")
+    if spec.get("keep_pages"):
+        keep_pages()
     if spec.get("threads"):
         torch.set_num_threads(spec["threads"])
     return KINDS[spec["kind"]](spec)
@@ -285,10 +263,10 @@ def main() -> None:
     except Skip as reason:
         reply({"skip": str(reason)})
         return
-    reply({"about": contender.about})
+    reply({"about": contender.about, "settled": contender.settled})
     try:
         for line in sys.stdin:
-            reply(contender.run(**json.loads(line)))
+            reply(contender.memory() if json.loads(line) == "memory" else contender.run())
     finally:
         contender.close()
 

@@ -6,7 +6,6 @@ best: over batch size, memory format, threads and allocator.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from typing import NamedTuple
 
@@ -50,7 +49,7 @@ class Merged:
         self.x, self.y = x, y
         self.model = workload.build_model()
         if x.ndim == 4:
-            self.model = self.model.to(memory_format=LAYOUTS[layout])
+            self.model = self.model.to(memory_format=LAYOUTS[layout])  # type: ignore[call-overload]
         self.optimiser = torch.optim.SGD(
             self.model.parameters(), lr=workload.lr, momentum=workload.momentum, fused=True
         )
@@ -102,17 +101,3 @@ class Merged:
 def in_layout(x: Tensor, layout: str) -> Tensor:
     """Samples stored in the model's memory format, so that a batch is cut in it."""
     return x.contiguous(memory_format=LAYOUTS[layout]) if x.ndim == 4 else x
-
-
-def keep_pages() -> bool:
-    """Tell glibc's malloc to keep what it has: no mmap for large blocks, no memory back to the system.
-
-    By default every large tensor is mapped anew and its pages are zeroed by the system at first touch. It holds for the
-    whole process. False where the C library has no such switch.
-    """
-    m_trim_threshold, m_mmap_max = -1, -4
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
-        return False
-    return bool(mallopt(m_mmap_max, 0)) and bool(mallopt(m_trim_threshold, 2**31 - 1))

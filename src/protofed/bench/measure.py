@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from . import limit
+from ..federation.choose import cores
 from .processes import Failed, Field, Process
 from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
 
@@ -30,12 +29,7 @@ SWEEP_SECONDS = 0.4  # for each combination of the sweep
 GIB = 2**30
 
 Say = Callable[[str], None]
-Specs = dict[str, dict[str, Any] | list[dict[str, Any]]]
-
-
-def cores() -> int:
-    """The processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+Specs = dict[str, dict[str, Any]]
 
 
 def measure(
@@ -85,11 +79,7 @@ def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[s
         workload.write_samples(Path(folder))
         common = {"workload": workload.name, "quick": quick, "folder": folder}
         sweep = _sweep(workload, common, counts, quick, say)
-        kinds, specs = _contenders(common, counts, sweep, 1 if quick else FINALISTS)
-        if workload.overhead is not None:
-            bare = _bare(common, counts, quick, say)
-            specs |= bare
-            kinds |= dict.fromkeys(bare, "bare")
+        specs = _contenders(workload, common, counts, sweep[: 1 if quick else FINALISTS])
         say(f"  starting {len(specs)} contenders")
         with Field(specs) as field:
             first = field.turn()
@@ -97,12 +87,15 @@ def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[s
             for turn in range(1, repeats + 1):
                 say(f"  turn {turn} of {repeats}")
                 turns.append(field.turn())
-            about = {label: runner.about for label, runner in field.runners.items()}
-            skipped = field.skipped
     contenders = {
-        label: {"kind": kinds[label], "about": about[label], "first_seconds": first[label]["seconds"]}
-        | _timed(workload, [turn[label] for turn in turns])
-        for label in about
+        label: {
+            "kind": specs[label]["kind"],
+            "about": runner.about,
+            "settings": runner.settled,
+            "first_seconds": first[label]["seconds"],
+            **_timed(workload, [turn[label] for turn in turns]),
+        }
+        for label, runner in field.runners.items()
     }
     result: dict[str, Any] = {
         "kind": "training",
@@ -110,7 +103,7 @@ def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[s
         "clients_per_round": workload.per_round,
         "samples_per_round": workload.samples_per_round,
         "contenders": contenders,
-        "skipped": skipped,
+        "skipped": field.skipped,
         "limit_sweep": sweep,
     }
     return result | derive(workload, contenders)
@@ -126,8 +119,9 @@ def _timed(workload: Training, replies: list[dict[str, Any]]) -> dict[str, Any]:
         "samples_per_second": workload.samples_per_round / best,
         "clients_per_second": workload.per_round / best,
     }
-    if "training_seconds" in replies[0]:
-        timed["training_seconds"] = [reply["training_seconds"] for reply in replies]
+    for key in ("training_seconds", "compute_seconds"):
+        if key in replies[0]:
+            timed[key] = [reply[key] for reply in replies]
     return timed
 
 
@@ -136,27 +130,24 @@ def _threads(count: int) -> str:
 
 
 def _contenders(
-    common: dict[str, Any], counts: list[int], sweep: list[dict[str, Any]], finalists: int
-) -> tuple[dict[str, str], Specs]:
-    """What kind each contender is, and what it is started with, by label."""
-    kinds: dict[str, str] = {}
+    workload: Training, common: dict[str, Any], counts: list[int], finalists: list[dict[str, Any]]
+) -> Specs:
+    """What each contender is started with, by label."""
     specs: Specs = {}
     for count in counts:
-        label = f"plain loop, {_threads(count)}"
-        kinds[label], specs[label] = "plain", {**common, "kind": "plain", "threads": count}
+        specs[f"plain loop, {_threads(count)}"] = {**common, "kind": "plain", "threads": count}
+    engine_common = {**common, "kind": "engine", "clock": workload.overhead is not None}
     for engine in ENGINES:
-        for threads in counts if engine in IN_PROCESS else [None]:
-            label = engine if threads is None else f"{engine}, {_threads(threads)}"
-            settings: dict[str, Any] = {"engine": engine}
-            if threads is not None:
-                settings["threads"] = threads
-            kinds[label], specs[label] = "engine", {**common, "kind": "engine", "settings": settings}
-    for row in sweep[:finalists]:
+        if engine in IN_PROCESS:
+            for count in counts:
+                settings = {"engine": engine, "threads": count}
+                specs[f"{engine}, {_threads(count)}"] = {**engine_common, "settings": settings}
+        else:
+            specs[engine] = {**engine_common, "settings": {"engine": engine}}
+    for place, row in enumerate(finalists, 1):
         choice = {key: row[key] for key in ("batch", "layout", "threads", "keep_pages")}
-        label = f"limit: batch {row['batch']}, {row['layout']}, {_threads(row['threads'])}"
-        label += ", pages kept" if row["keep_pages"] else ""
-        kinds[label], specs[label] = "limit", {**common, **choice, "kind": "limit"}
-    return kinds, specs
+        specs[f"limit {place}"] = {**common, **choice, "kind": "limit"}
+    return specs
 
 
 def _sweep(
@@ -177,45 +168,24 @@ def _sweep(
     return sorted(rows, key=lambda row: row["seconds"])
 
 
+def _settled(spec: dict[str, Any]) -> dict[str, Any]:
+    """The engine's settings after its choice by measurement."""
+    process = Process(spec)
+    try:
+        process.ready()
+        return process.settled
+    finally:
+        process.close()
+
+
 def _alone(spec: dict[str, Any]) -> dict[str, Any]:
     """One answer of a process that is then no longer needed."""
     process = Process(spec)
     try:
         process.ready()
-        return process.run()
+        return process.ask()
     finally:
         process.close()
-
-
-def _bare(common: dict[str, Any], counts: list[int], quick: bool, say: Say) -> Specs:
-    """The engines' twins that do nothing but forward, backward and optimiser (see `contender.Bare`).
-
-    In one process at each number of threads; and in as many processes as there are cores, there with the layout and
-    allocator that are fastest, so that the workers' overhead is not made to look small.
-    """
-    specs: Specs = {}
-    for count in counts:
-        specs[_bare_label(1, count)] = _parts(common, 1, layout="contiguous", threads=count, keep_pages=False)
-    say("  looking for the fastest bare loop in several processes")
-    found: list[tuple[float, dict[str, Any]]] = []
-    for layout in ["contiguous"] if quick else list(limit.LAYOUTS):
-        for keep_pages in [True] if quick else [False, True]:
-            choice = {"layout": layout, "threads": 1, "keep_pages": keep_pages}
-            with Field({"bare": _parts(common, cores(), **choice)}) as field:
-                field.turn()
-                found += [(reply["seconds"], choice) for reply in field.turn().values()]
-    if found:
-        choice = min(found, key=lambda pair: pair[0])[1]
-        specs[_bare_label(cores(), 1)] = _parts(common, cores(), **choice)
-    return specs
-
-
-def _bare_label(processes: int, threads: int) -> str:
-    return f"bare, {processes} process{'es' if processes > 1 else ''}, {_threads(threads)}"
-
-
-def _parts(common: dict[str, Any], parts: int, **choice: Any) -> list[dict[str, Any]]:
-    return [{**common, **choice, "kind": "bare", "part": part, "parts": parts} for part in range(parts)]
 
 
 # --- what follows from the seconds --------------------------------------------------------------------------------------
@@ -243,7 +213,7 @@ def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[st
             ratios["of_training_limit"] = training / engine["best"]
         result["ratios"][label] = ratios
     if workload.overhead is not None:
-        result["overhead"] = _overhead(of("engine"), of("bare"))
+        result["overhead"] = {label: _overhead(engine) for label, engine in of("engine").items()}
     ours = result["ratios"].get(DEFAULT, {})
     for key, wanted, what in (
         ("over_plain", workload.over_plain, "times the best plain loop"),
@@ -253,7 +223,7 @@ def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[st
         if wanted is not None:
             result["goals"].append(_goal(f"{DEFAULT}: {what}", ours.get(key), wanted, at_least=True))
     if workload.overhead is not None:
-        share = result["overhead"].get(DEFAULT, {}).get("share")
+        share = result["overhead"].get(DEFAULT)
         result["goals"].append(_goal(f"{DEFAULT}: overhead", share, workload.overhead, at_least=False))
     return result
 
@@ -262,15 +232,10 @@ def _fastest(contenders: dict[str, dict[str, Any]]) -> str:
     return min(contenders, key=lambda label: contenders[label]["best"])
 
 
-def _overhead(engines: dict[str, dict[str, Any]], bare: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The share of an engine's round that its bare twin does not need."""
-    result: dict[str, Any] = {}
-    for label, engine in engines.items():
-        name, _, threads = label.partition(", ")
-        twin = f"bare, 1 process, {threads}" if name == "loop" else _bare_label(cores(), 1)
-        if name != "stack" and twin in bare:
-            result[label] = {"twin": twin, "share": 1 - bare[twin]["best"] / engine["best"]}
-    return result
+def _overhead(engine: Mapping[str, Any]) -> float:
+    """The share of the processes' time in a round that is not forward, backward or optimiser; waiting is in it."""
+    pairs = zip(engine["seconds"], engine["compute_seconds"], strict=True)
+    return statistics.median(1 - statistics.fmean(spent) / whole for whole, spent in pairs)
 
 
 def _goal(what: str, value: float | None, wanted: float, at_least: bool) -> dict[str, Any]:
@@ -291,7 +256,7 @@ def _server(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
             process = Process({"kind": "server", "case": number, "quick": quick, "threads": threads})
             try:
                 process.ready()
-                replies = [process.run() for _ in range(repeats + 1)]
+                replies = [process.ask() for _ in range(repeats + 1)]
             finally:
                 process.close()
             seconds = [reply["seconds"] for reply in replies[1:]]  # the first call warms up
@@ -311,31 +276,31 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
     case = Many().quick() if quick else Many()
     say(f"many: {case.per_round} clients a round, of {case.few:,} and of {case.many:,}")
     labels = {f"{clients:,} clients": clients for clients in (case.few, case.many)}
-    specs: Specs = {label: {"kind": "many", "clients": clients, "quick": quick} for label, clients in labels.items()}
-    with Field(specs) as field:
+    spec: dict[str, Any] = {"kind": "many", "clients": case.many, "quick": quick, "settings": {}}
+    spec["settings"] = _settled(spec)  # what `auto` takes for many, so that few and many differ in nothing else
+    with Field({label: {**spec, "clients": clients} for label, clients in labels.items()}) as field:
         field.turn()
+        early = field.turn("memory")  # both have trained equally many clients, and differ in idle ones only
         turns = [field.turn() for _ in range(case.rounds)]
-        memory = field.turn(memory=True)
-        about = {label: runner.about for label, runner in field.runners.items()}
-        skipped = field.skipped
+        memory = field.turn("memory")
     rows = {}
-    for label in about:
+    for label, runner in field.runners.items():
         seconds = [turn[label]["seconds"] for turn in turns]
         rows[label] = {
             "clients": labels[label],
-            "about": about[label],
+            "about": runner.about,
+            "settings": runner.settled,
             "seconds": seconds,
             "best": min(seconds),
             "median": statistics.median(seconds),
             **memory[label],
         }
-    result: dict[str, Any] = {"kind": "many", "rounds": case.rounds, "rows": rows, "skipped": skipped}
+    result: dict[str, Any] = {"kind": "many", "rounds": case.rounds, "rows": rows, "skipped": field.skipped}
     value = None
     if len(rows) == 2:
         few, many = rows.values()
-        idle = [row["clients"] - row["took_part"] for row in (few, many)]
-        rest = [row["now_bytes"] - row["saved_bytes"] - row["data_bytes"] for row in (few, many)]
-        result["bytes_per_idle_client"] = (rest[1] - rest[0]) / (idle[1] - idle[0])
+        rest = [row["now_bytes"] - row["data_bytes"] for row in early.values()]
+        result["bytes_per_idle_client"] = (rest[1] - rest[0]) / (many["clients"] - few["clients"])
         value = many["peak_bytes"] / GIB
     result["goals"] = [_goal(f"{case.many:,} clients: GiB", value, case.memory, at_least=False)]
     return result
@@ -359,7 +324,7 @@ def _startup(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
             imports.append(_seconds([sys.executable, "-c", "import torch"]))
             for clients in case.clients:
                 starts[clients].append(_until_first_round(Path(folder), clients, turn))
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for clients in case.clients:
         beyond = statistics.median(starts[clients]) - statistics.median(imports)
         rows[f"{clients:,} clients"] = {"seconds": starts[clients], "beyond_import": beyond}
@@ -394,12 +359,18 @@ def _until_first_round(folder: Path, clients: int, turn: int) -> float:
     command += ["--out", str(folder / f"run-{clients}-{turn}")]
     times: list[float] = []
     began = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
         assert process.stdout is not None
         for line in process.stdout:
             if " round " in line:
                 times.append(time.perf_counter() - began)
+        process.wait()
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip()
     if process.returncode or len(times) < 2:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(times)} rounds")
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(times)} rounds: {said}")
     first, second = times[:2]
     return first - (second - first)

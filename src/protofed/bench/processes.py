@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +24,7 @@ class Process:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.about = ""
+        self.settled: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "protofed.bench.contender", json.dumps(spec)],
@@ -40,24 +39,16 @@ class Process:
         answer = self._read()
         if "skip" in answer:
             raise Failed(answer["skip"])
-        self.about = answer["about"]
+        self.about, self.settled = answer["about"], answer["settled"]
 
-    def ask(self, **options: Any) -> None:
+    def ask(self, what: str = "run") -> dict[str, Any]:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(options) + "\n")
+            self._process.stdin.write(json.dumps(what) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise Failed(self._last_words()) from None
-
-    def answer(self) -> dict[str, Any]:
-        reply = self._read()
-        self.about = reply.pop("about", self.about)
-        return reply
-
-    def run(self, **options: Any) -> dict[str, Any]:
-        self.ask(**options)
-        return self.answer()
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -86,43 +77,12 @@ class Process:
         self._errors.close()
 
 
-class Group:
-    """Several processes that do their parts of a round at the same time; the round ends with the last of them."""
-
-    def __init__(self, specs: Sequence[dict[str, Any]]) -> None:
-        self.members = [Process(spec) for spec in specs]
-
-    @property
-    def about(self) -> str:
-        return self.members[0].about
-
-    def ready(self) -> None:
-        for member in self.members:
-            member.ready()
-
-    def run(self) -> dict[str, Any]:
-        began = time.perf_counter()
-        for member in self.members:
-            member.ask()
-        parts = [member.answer()["seconds"] for member in self.members]
-        return {"seconds": time.perf_counter() - began, "parts": parts}
-
-    def close(self) -> None:
-        for member in self.members:
-            member.close()
-
-
-Runner = Process | Group
-
-
 class Field:
     """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why."""
 
-    def __init__(self, specs: dict[str, dict[str, Any] | list[dict[str, Any]]]) -> None:
+    def __init__(self, specs: dict[str, dict[str, Any]]) -> None:
         self.skipped: dict[str, str] = {}
-        self.runners: dict[str, Runner] = {}
-        for label, spec in specs.items():
-            self.runners[label] = Group(spec) if isinstance(spec, list) else Process(spec)
+        self.runners = {label: Process(spec) for label, spec in specs.items()}
 
     def __enter__(self) -> Field:
         try:
@@ -149,12 +109,12 @@ class Field:
         self.skipped[label] = reason
         self.runners.pop(label).close()
 
-    def turn(self, **options: Any) -> dict[str, dict[str, Any]]:
-        """One round of each, one after another."""
+    def turn(self, what: str = "run") -> dict[str, dict[str, Any]]:
+        """One answer of each, one after another."""
         replies = {}
         for label, runner in list(self.runners.items()):
             try:
-                replies[label] = runner.run(**options)
+                replies[label] = runner.ask(what)
             except Failed as reason:
                 self._drop(label, str(reason))
         return replies

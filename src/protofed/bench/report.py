@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -23,15 +23,20 @@ class Page:
 
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
+    """A page for each workload; at quick sizes the goals are left out, as they are about the real ones."""
     makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
-    return [makers[result["kind"]](name, result) for name, result in results["workloads"].items()]
+    made = []
+    for name, result in results["workloads"].items():
+        page = makers[result["kind"]](name, result)
+        made.append(page if results["quick"] else replace(page, notes=page.notes))
+    return made
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
     for page in pages(results):
         table = Table(title=page.title, title_justify="left")
         for i, name in enumerate(page.header):
-            table.add_column(name, justify="left" if i == 0 else "right", overflow="fold")
+            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i == 0)
         for row in page.rows:
             table.add_row(*row)
         console.print()
@@ -72,21 +77,13 @@ def _training(name: str, result: Mapping[str, Any]) -> Page:
                 _or_dash(ratios.get("of_training_limit"), "{:.0%}"),
             ]
         )
-    notes = [f"best plain: {result['best_plain']}"] if "best_plain" in result else []
+    notes = [f"{label}: {_how(c)}" for label, c in result["contenders"].items() if c["about"]]
     if "limit" in result:
-        seconds = result["contenders"][result["limit"]]
-        notes.append(
-            f"{result['limit']}; {seconds['best']:.3f} s, its training steps alone {min(seconds['training_seconds']):.3f} s"
-        )
-    notes += [
-        f"{label}: {c['about']}" for label, c in result["contenders"].items() if c["kind"] == "engine" and c["about"]
-    ]
-    notes += [
-        f"overhead of {label}: {o['share']:.1%} of the round ({o['twin']})"
-        for label, o in result.get("overhead", {}).items()
-    ]
+        training = min(min(c["training_seconds"]) for c in result["contenders"].values() if c["kind"] == "limit")
+        notes.append(f"the limit's training steps alone: {training:.3f} s")
+    notes += [f"overhead of {label}: {share:.1%} of the round" for label, share in result.get("overhead", {}).items()]
     notes += [f"skipped {label}: {why}" for label, why in result["skipped"].items()]
-    return Page(f"{name}: {result['description']}", header, rows, notes + _goals(result))
+    return Page(f"{name}: {result['description']}", header, rows, notes)
 
 
 def _server(name: str, result: Mapping[str, Any]) -> Page:
@@ -101,27 +98,25 @@ def _server(name: str, result: Mapping[str, Any]) -> Page:
         ]
         for row in result["rows"]
     ]
-    return Page(f"{name}: aggregation and refinement, whole process", header, rows, _goals(result))
+    return Page(f"{name}: aggregation and refinement, whole process", header, rows)
 
 
 def _many(name: str, result: Mapping[str, Any]) -> Page:
-    header = ["federation", "s / round", "median", "MiB built", "MiB after", "of it saved", "of it data", "MiB peak"]
+    header = ["federation", "s / round", "median", "MiB built", "after", "samples", "models", "peak"]
     rows = [
         [
             label,
             f"{row['best']:.3f}",
             f"{row['median']:.3f}",
-            *(f"{row[f'{key}_bytes'] / MIB:,.0f}" for key in ("built", "now", "saved", "data", "peak")),
+            *(f"{row[f'{key}_bytes'] / MIB:,.0f}" for key in ("built", "now", "data", "saved", "peak")),
         ]
         for label, row in result["rows"].items()
     ]
-    notes = [f"{label}: {row['about']}" for label, row in result["rows"].items() if row["about"]]
+    notes = [f"{label}: {_how(row)}" for label, row in result["rows"].items()]
     if "bytes_per_idle_client" in result:
-        notes.append(
-            f"each idle client: {result['bytes_per_idle_client']:,.0f} bytes beyond its samples and saved state"
-        )
+        notes.append(f"each idle client: {result['bytes_per_idle_client']:,.0f} bytes beyond its samples")
     notes += [f"skipped {label}: {why}" for label, why in result["skipped"].items()]
-    return Page(f"{name}: {result['rounds']} rounds", header, rows, notes + _goals(result))
+    return Page(f"{name}: {result['rounds']} rounds", header, rows, notes)
 
 
 def _startup(name: str, result: Mapping[str, Any]) -> Page:
@@ -130,7 +125,12 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
         [label, f"{min(row['seconds']):.2f}", f"{row['beyond_import']:.2f}"] for label, row in result["rows"].items()
     ]
     title = f"{name}: from `protofed run` to the first round"
-    return Page(title, ["what", "s", "s beyond import"], rows, _goals(result))
+    return Page(title, ["what", "s", "s beyond import"], rows)
+
+
+def _how(contender: Mapping[str, Any]) -> str:
+    """What it is; of an engine, the settings that name it exactly."""
+    return " ".join(f"{key}={value}" for key, value in contender["settings"].items()) or contender["about"]
 
 
 def _goals(result: Mapping[str, Any]) -> list[str]:

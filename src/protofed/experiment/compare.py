@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from .. import methods
 from ..errors import ProtofedError
 from ..federation import Record
 from ..federation.checkpoint import write_atomically
+from ..federation.choose import cores
 from .folder import RunFolder
 from .run import Result, load_result, resume, run
 from .settings import Settings, resolve
@@ -110,8 +110,10 @@ def _run_cells(
     jobs: int | None,
     watch: Watch | None,
 ) -> Comparison:
-    threads = next(iter(cells.values())).general.threads
-    jobs = min(len(cells), jobs or max(1, (os.cpu_count() or 1) // threads))
+    first = next(iter(cells.values())).general
+    jobs = min(len(cells), jobs or max(1, cores() // max(1, first.threads, first.workers)))
+    share = max(1, cores() // jobs)  # each run gets its share of the cores, unless the settings say how many
+    cells = {c: _within(settings, share) for c, settings in cells.items()}
     places = {cell: None if folder is None else folder / cell for cell in cells}
     done: dict[str, Result] = {}
     if jobs == 1:
@@ -133,6 +135,11 @@ def _run_cells(
         queue.put(None)
         listener.join()
     return Comparison({m: [done[f"{m}-seed{s}"] for s in numbers] for m in chosen}, folder)
+
+
+def _within(settings: Settings, share: int) -> Settings:
+    engine = settings.engine
+    return settings.with_engine(replace(engine, workers=engine.workers or share, threads=engine.threads or share))
 
 
 def _run_cell(cell: str, settings: Settings, place: Path | None, watch: Watch | None) -> Result:

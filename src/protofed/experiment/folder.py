@@ -37,17 +37,21 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, settings: Settings) -> RunFolder:
         """A new folder; one that exists already is an error, so that no run overwrites another."""
+        cls.check_free(path)
         try:
             path.mkdir(parents=True)
-        except FileExistsError:
-            raise ProtofedError(
-                f"{path}: this run folder exists already; `protofed resume {path}` continues it, or choose another --out"
-            ) from None
         except OSError as error:
             raise ProtofedError(f"{path}: cannot make the run folder ({error.strerror})") from None
         (path / "checkpoint").mkdir()
         write_atomically(path / "settings.toml", settings.to_toml().encode())
         return cls(path)
+
+    @staticmethod
+    def check_free(path: Path) -> None:
+        if path.exists():
+            raise ProtofedError(
+                f"{path}: this run folder exists already; `protofed resume {path}` continues it, or choose another --out"
+            )
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

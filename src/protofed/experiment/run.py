@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ..data import Dataset, federate
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..federation import Federation, Record, checkpoint
-from ..federation.engine import PlainEngine
+from ..federation import Federation, Record, checkpoint, scale
+from ..federation.choose import Plan, make_engine, threads_kept
+from ..federation.rounds import participants_per_round
 from .folder import History, RunFolder, summarise
 from .settings import IN_MEMORY, AutoModel, Settings, read_toml, resolve
 
@@ -68,12 +66,15 @@ def prepare_data(settings: Settings) -> FederatedData:
 
 
 def build(settings: Settings) -> tuple[Settings, Federation]:
-    """The federation before its first round, and the settings with the model that was chosen."""
+    """The federation before its first round, and the settings with the model and engine that were chosen."""
     g = settings.general
     data = prepare_data(settings)
     if isinstance(settings.model, AutoModel):
         settings = replace(settings, model=settings.model.for_shape(data.sample_shape))
-    engine = PlainEngine(settings.method, settings.model, data, settings.local, seed=g.seed, initial=g.initial)  # type: ignore[arg-type]
+    per_round = participants_per_round(g.participation, len(data.clients))
+    plan = Plan(settings.method, settings.model, data, settings.local, g.seed, g.initial, per_round)  # type: ignore[arg-type]
+    engine, chosen = make_engine(plan, settings.engine)
+    settings = settings.with_engine(chosen)
     federation = Federation(
         settings.method,
         engine,
@@ -103,26 +104,30 @@ def run(
         settings = method
     else:
         settings = resolve(method, {**(read_toml(Path(config)) if config else {}), **given})
-    with _threads(settings.general.threads):
+    with threads_kept():
+        if out is not None:
+            RunFolder.check_free(Path(out))
         settings, federation = build(settings)
-        folder = None if out is None else RunFolder.create(Path(out), settings)
+        folder = None if out is None else scale.on_first(lambda: RunFolder.create(Path(out), settings))
         return _drive(settings, federation, folder, History(), watch)
 
 
 def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:
     """Continue a run that was stopped, from its last checkpoint; the result is that of a run never stopped."""
-    place = RunFolder.open(Path(folder))
-    given = place.settings()
+    if scale.asked_for():
+        scale.begin()
+    place, given = scale.on_first(lambda: (lambda p: (p, p.settings()))(RunFolder.open(Path(folder))))
     name = given.get("data", {}).get("name")
     if data is not None:
         given["data"] = data
     elif name == IN_MEMORY:
         raise ProtofedError(f"{folder}: this run's data was given in Python; resume it with resume(folder, data=...)")
     settings = resolve(None, given)
-    with _threads(settings.general.threads):
+    with threads_kept():
         settings, federation = build(settings)
         checkpoint.load(federation, place.checkpoint)
-        return _drive(settings, federation, place, place.rewind(federation.round), watch)
+        history = scale.on_first(lambda: place.rewind(federation.round))
+        return _drive(settings, federation, place, history, watch)
 
 
 def _drive(
@@ -133,28 +138,23 @@ def _drive(
     watch: Watcher | None,
 ) -> Result:
     every = settings.general.checkpoint_every
-    for record in federation:
-        history.take(record)
-        if folder is not None:
-            folder.append(history, record)
-            if record.round % every == 0 or record.round == federation.rounds:
-                checkpoint.save(federation, folder.checkpoint)
-        if watch is not None:
-            watch(record, federation.rounds)
+    writes = scale.rank() == 0
+    try:
+        for record in federation:
+            history.take(record)
+            if folder is not None:
+                if writes:
+                    folder.append(history, record)
+                if record.round % every == 0 or record.round == federation.rounds:
+                    checkpoint.save(federation, folder.checkpoint)
+            if watch is not None:
+                watch(record, federation.rounds)
+    finally:
+        federation.engine.close()
     summary = summarise(history, settings, federation)
-    if folder is not None:
+    if folder is not None and writes:
         folder.finish(summary)
     return Result(settings, history.metrics, summary, None if folder is None else folder.path)
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def load_result(folder: str | Path) -> Result:

@@ -21,7 +21,8 @@ from .. import methods, models
 from ..data import Dataset, partitions, sources
 from ..data.partitions import Partition
 from ..errors import ProtofedError, unknown
-from ..federation.local import LocalSettings
+from ..federation.choose import EngineSettings
+from ..federation.optimiser import LocalSettings
 from ..methods.base import Method
 from ..models.base import ModelSpec
 from ..registry import Registry, first_problem
@@ -69,7 +70,13 @@ class General(pydantic.BaseModel):
     # what is recorded, and how
     evaluate_every: int = pydantic.Field(1, ge=1)
     checkpoint_every: int = pydantic.Field(10, ge=1)
-    threads: int = pydantic.Field(1, ge=1)
+    # how clients are trained: `auto` parts are settled by measurement; 0 means as many as fit
+    engine: Literal["auto", "loop", "stack", "workers"] = "auto"
+    inner: Literal["auto", "loop", "stack"] = "auto"
+    layout: Literal["auto", "contiguous", "channels_last"] = "auto"
+    convolution: Literal["auto", "grouped", "unfold"] = "auto"
+    workers: int = pydantic.Field(0, ge=0)
+    threads: int = pydantic.Field(0, ge=0)
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,15 @@ class Settings:
     def local(self) -> LocalSettings:
         names = [f.name for f in dataclasses.fields(LocalSettings)]
         return LocalSettings(**{name: getattr(self.general, name) for name in names})
+
+    @property
+    def engine(self) -> EngineSettings:
+        names = [f.name for f in dataclasses.fields(EngineSettings)]
+        return EngineSettings(**{name: getattr(self.general, name) for name in names})
+
+    def with_engine(self, engine: EngineSettings) -> Settings:
+        general = self.general.model_copy(update=dataclasses.asdict(engine))
+        return dataclasses.replace(self, general=general)
 
     def to_dict(self) -> dict[str, Any]:
         """Complete and nested, as `settings.toml` holds it."""

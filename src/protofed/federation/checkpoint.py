@@ -11,6 +11,7 @@ import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import safetensors.torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from .. import wire
 from ..errors import ProtofedError
+from . import scale
 from .local import ClientState
 from .rounds import Federation
 
@@ -27,14 +29,17 @@ FORMAT = 1
 
 
 def save(federation: Federation, folder: Path) -> None:
-    """Write the federation's state after its current round."""
+    """Write the federation's state after its current round. With ranks, all take part and the first one writes."""
+    states = federation.engine.export()
+    if scale.rank() != 0:
+        return
     name = f"round-{federation.round:06d}"
     work = folder / f".{name}.tmp"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     _write(work / "server.safetensors", wire.encode(federation.state))
     keep_weights = federation.method.private_model
-    clients = {k: v for c, state in federation.engine.export().items() for k, v in _pack(c, state, keep_weights)}
+    clients = {k: v for c, state in states.items() for k, v in _pack(c, state, keep_weights)}
     _write(work / "clients.safetensors", safetensors.torch.save(clients))
     _write(work / "state.json", json.dumps({"format": FORMAT, "round": federation.round}, indent=1).encode())
     final = folder / name
@@ -47,23 +52,37 @@ def save(federation: Federation, folder: Path) -> None:
             shutil.rmtree(old, ignore_errors=True)
 
 
+@dataclass(frozen=True)
+class Saved:
+    round: int
+    server: bytes
+    clients: dict[int, ClientState]
+
+
 def load(federation: Federation, folder: Path) -> None:
     """Restore the latest checkpoint into a new federation; where there is none yet, it starts from the beginning."""
+    saved = scale.on_first(lambda: _read(federation, folder))
+    if saved is not None:
+        federation.round = saved.round
+        federation.state = wire.decode(saved.server, f"{folder}: server state")
+        federation.engine.restore(saved.clients)
+
+
+def _read(federation: Federation, folder: Path) -> Saved | None:
     pointer = folder / "latest.json"
     if not pointer.exists():
-        return
+        return None
     try:
         place = folder / str(json.loads(pointer.read_text())["checkpoint"])
         state = json.loads((place / "state.json").read_text())
         if state.get("format") != FORMAT:
             raise ProtofedError(f"{place}: checkpoint format {state.get('format')!r}; this version reads {FORMAT}")
-        server = wire.decode((place / "server.safetensors").read_bytes(), str(place / "server.safetensors"))
+        server = (place / "server.safetensors").read_bytes()
+        wire.decode(server, str(place / "server.safetensors"))
         clients = _unpack(place / "clients.safetensors", federation)
-        federation.round = int(state["round"])
+        return Saved(int(state["round"]), server, clients)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ProtofedError(f"{folder}: unreadable checkpoint ({type(error).__name__}: {error})") from None
-    federation.state = server
-    federation.engine.restore(clients)
 
 
 def _pack(client: int, state: ClientState, keep_weights: bool) -> Iterator[tuple[str, Tensor]]:

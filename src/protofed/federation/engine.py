@@ -15,7 +15,8 @@ from ..evaluate import Scores, score_client
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
 from ..wire import Bundle
-from .local import ClientState, LocalSettings, Outcome, Skeleton, Task, train_client
+from .local import ClientState, Outcome, Skeleton, Task, train_client
+from .optimiser import LocalSettings
 
 
 class Engine(Protocol):
@@ -58,7 +59,9 @@ class PlainEngine:
         *,
         seed: int,
         initial: str = "same",
+        channels_last: bool = False,
     ) -> None:
+        self.channels_last = channels_last
         self.task = Task(method, local, seed, data.num_classes)
         self.method, self.model, self.data = method, model, data
         self.own_start = initial == "own" and method.private_model
@@ -69,7 +72,7 @@ class PlainEngine:
     def _build(self, *who: int) -> Skeleton:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *who))
-            return Skeleton(self.model.build(self.data.sample_shape, self.data.num_classes))
+            return Skeleton(self.model.build(self.data.sample_shape, self.data.num_classes), self.channels_last)
 
     def state(self, client: int) -> ClientState:
         """A client's state; one that has not taken part yet holds its initial model."""
@@ -130,7 +133,7 @@ class PlainEngine:
         self.clients = dict(states)
 
     def describe(self) -> str:
-        return "loop: clients one after another"
+        return "loop: clients one after another" + (", channels last" if self.channels_last else "")
 
     def close(self) -> None:
         """Nothing to release."""

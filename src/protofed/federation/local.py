@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,35 +19,19 @@ from ..errors import ProtofedError
 from ..methods.base import Batch, Method, Received
 from ..models.base import Output
 from ..wire import Bundle
+from .optimiser import LocalSettings, Optimiser
 
 EVAL_BATCH = 512
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """How a client trains, whatever the method."""
-
-    epochs: int = 1
-    batch: int = 8
-    optimiser: Literal["sgd", "adam", "rmsprop"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.5
-    weight_decay: float = 0.0
-    keep_optimiser: bool = False
-
-    def make(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        if self.optimiser == "sgd":
-            return torch.optim.SGD(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
-        if self.optimiser == "adam":
-            return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
-        return torch.optim.RMSprop(parameters, self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 class Skeleton:
     """A network's structure, shared by all clients of that architecture; the weights are values kept outside it."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, channels_last: bool = False) -> None:
         self.module = module
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        if channels_last:
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dim: int = module.dim  # type: ignore[assignment]
         self.params: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -65,11 +48,15 @@ class Skeleton:
             for name, slot in self.slots.items():
                 slot.copy_(weights[name])
 
+    def arranged(self, x: Tensor) -> Tensor:
+        """A batch in the memory layout this network is run in."""
+        return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
+
     def outputs(self, x: Tensor) -> Output:
         """Of the weights that are loaded: eval mode, no gradient, in pieces."""
         self.module.eval()
         with torch.no_grad():
-            parts = [self.module(piece) for piece in x.split(EVAL_BATCH)]
+            parts = [self.module(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
 
@@ -77,10 +64,11 @@ class TrainingNetwork:
     """The model in training as a method sees it."""
 
     def __init__(self, skeleton: Skeleton) -> None:
-        self.module = skeleton.module
+        self.skeleton, self.module = skeleton, skeleton.module
         self.params: Mapping[str, Tensor] = skeleton.params
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
+        x = self.skeleton.arranged(x)
         return self.module(x) if params is None else functional_call(self.module, dict(params), (x,))
 
 
@@ -151,9 +139,8 @@ def train_client(
     check_trainable(data, client)
     has = holds(received, state)
     skeleton.load(method.client_start(state.weights, has))
-    optimiser = local.make(list(skeleton.params.values()))
-    if local.keep_optimiser and state.optimiser:
-        _restore_optimiser(optimiser, state.optimiser)
+    params = list(skeleton.params.values())
+    optimiser = Optimiser(local, skeleton.params, state.optimiser if local.keep_optimiser else {})
     network = TrainingNetwork(skeleton)
     skeleton.module.train()
 
@@ -172,9 +159,8 @@ def train_client(
                 batch = batch._replace(weak=weak, strong=strong, unlabelled_weight=torch.ones(len(weak)))
             with one_sample_is_too_few(client):
                 terms = method.client_loss(network, batch, has, round)
-            optimiser.zero_grad(set_to_none=True)
-            torch.stack(list(terms.values())).sum().backward()
-            optimiser.step()
+            total = torch.stack(list(terms.values())).sum()
+            optimiser.step(torch.autograd.grad(total, params, materialize_grads=True))
             for name, value in terms.items():
                 totals[name] = totals.get(name, torch.zeros(())) + value.detach() * len(y)
             seen += len(y)
@@ -186,7 +172,7 @@ def train_client(
         return state, None, losses, problem
     trained = TrainedClient(skeleton, weights, data.labelled, task.num_classes)
     upload = method.client_return(trained, has, round)
-    kept = _optimiser_tensors(optimiser) if local.keep_optimiser else {}
+    kept = optimiser.export() if local.keep_optimiser else {}
     return ClientState(weights, kept, method.client_remember(trained, has, round)), upload, losses, ""
 
 
@@ -218,16 +204,3 @@ def what_is_not_finite(losses: Mapping[str, float], weights: Mapping[str, Tensor
         if not math.isfinite(float(tensor.sum())) and not bool(torch.isfinite(tensor).all()):
             return f"weight {name!r} became NaN or infinite in training"
     return ""
-
-
-def _optimiser_tensors(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    state = optimiser.state_dict()["state"]
-    return {f"{i}.{key}": v for i, entry in state.items() for key, v in entry.items() if isinstance(v, Tensor)}
-
-
-def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        index, _, key = name.partition(".")
-        state.setdefault(int(index), {})[key] = value.clone()
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

@@ -71,7 +71,7 @@ class Federation:
 
     def participants(self, round: int) -> list[int]:
         total = len(self.data.clients)
-        chosen = max(1, math.floor(self.participation * total + 1e-9))
+        chosen = participants_per_round(self.participation, total)
         if chosen >= total:
             return list(range(total))
         order = torch.randperm(total, generator=seeds.torch_stream(self.seed, "participation", round))
@@ -140,6 +140,11 @@ class Federation:
         if all(c.validation is not None for c in self.data.clients):
             record.validation = self.engine.evaluate(self.state, everyone, "validation")
             record.metrics |= {k.replace("accuracy", "validation"): v for k, v in summarise(record.validation).items()}
+
+
+def participants_per_round(participation: float, clients: int) -> int:
+    """⌊ρN⌋, at least one."""
+    return max(1, math.floor(participation * clients + 1e-9))
 
 
 def _mean_terms(outcomes: Sequence[Outcome]) -> dict[str, float]:

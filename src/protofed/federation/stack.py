@@ -30,7 +30,6 @@ from ..wire import Bundle
 from .engine import PlainEngine
 from .local import (
     ClientState,
-    LocalSettings,
     Outcome,
     Skeleton,
     Task,
@@ -39,6 +38,7 @@ from .local import (
     one_sample_is_too_few,
     what_is_not_finite,
 )
+from .optimiser import Optimiser
 
 Tensors = dict[str, Tensor]
 EVAL_SAMPLES = 4096  # samples of all clients together in one evaluation call
@@ -92,82 +92,6 @@ class StackedNetwork:
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
         return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
-
-
-class StackedOptimiser:
-    """torch's SGD, Adam and RMSprop on stacked parameters, on the first `k` clients at a time."""
-
-    def __init__(self, local: LocalSettings, params: Tensors, kept: Sequence[Mapping[str, Tensor]]) -> None:
-        self.local, self.params = local, params
-        names = {
-            "sgd": ["momentum_buffer"] if local.momentum else [],
-            "adam": ["exp_avg", "exp_avg_sq"],
-            "rmsprop": ["square_avg"] + (["momentum_buffer"] if local.momentum else []),
-        }[local.optimiser]
-        self.state = {kind: {n: torch.zeros_like(p) for n, p in params.items()} for kind in names}
-        some = next(iter(params.values()))
-        self.steps = torch.zeros(len(some), device=some.device)  # Adam corrects its averages by how many steps went in
-        for k, tensors in enumerate(kept):
-            for key, value in tensors.items():
-                index, _, kind = key.partition(".")
-                if kind == "step":
-                    self.steps[k] = value
-                else:
-                    self.state[kind][list(params)[int(index)]][k] = value
-
-    def step(self, grads: Tensors, rows: slice | Tensor) -> None:
-        local = self.local
-        self.steps[rows] += 1
-        p, g = self._take(self.params, rows), [grads[n] for n in self.params]
-        if local.weight_decay:
-            torch._foreach_add_(g, p, alpha=local.weight_decay)
-        state = {kind: self._take(tensors, rows) for kind, tensors in self.state.items()}
-        if local.optimiser == "sgd":
-            if local.momentum:
-                torch._foreach_mul_(state["momentum_buffer"], local.momentum)
-                torch._foreach_add_(state["momentum_buffer"], g)
-                g = state["momentum_buffer"]
-            torch._foreach_add_(p, g, alpha=-local.lr)
-        elif local.optimiser == "adam":
-            self._adam(p, g, state["exp_avg"], state["exp_avg_sq"], self.steps[rows])
-        else:
-            average = state["square_avg"]
-            torch._foreach_mul_(average, 0.99)
-            torch._foreach_addcmul_(average, g, g, 0.01)
-            root = torch._foreach_sqrt(average)
-            torch._foreach_add_(root, 1e-8)
-            if local.momentum:
-                torch._foreach_mul_(state["momentum_buffer"], local.momentum)
-                torch._foreach_addcdiv_(state["momentum_buffer"], g, root)
-                torch._foreach_add_(p, state["momentum_buffer"], alpha=-local.lr)
-            else:
-                torch._foreach_addcdiv_(p, g, root, -local.lr)
-        if isinstance(rows, Tensor):  # indexing copied: put back
-            for name, value in zip(self.params, p, strict=True):
-                self.params[name][rows] = value
-            for kind, values in state.items():
-                for name, value in zip(self.params, values, strict=True):
-                    self.state[kind][name][rows] = value
-
-    def _adam(self, p: list[Tensor], g: list[Tensor], first: list[Tensor], second: list[Tensor], t: Tensor) -> None:
-        torch._foreach_lerp_(first, g, 1 - 0.9)
-        torch._foreach_mul_(second, 0.999)
-        torch._foreach_addcmul_(second, g, g, 1 - 0.999)
-        size, scale = self.local.lr / (1 - 0.9**t), (1 - 0.999**t).sqrt()
-        for weight, m, v in zip(p, first, second, strict=True):
-            shape = (-1, *[1] * (weight.ndim - 1))
-            weight -= size.view(shape) * m / (v.sqrt() / scale.view(shape) + 1e-8)
-
-    @staticmethod
-    def _take(tensors: Mapping[str, Tensor], rows: slice | Tensor) -> list[Tensor]:
-        return [t[rows] for t in tensors.values()]
-
-    def export(self, k: int) -> Tensors:
-        """One client's state under the names torch gives it."""
-        kept = {f"{i}.{kind}": t[n][k].clone() for kind, t in self.state.items() for i, n in enumerate(self.params)}
-        if self.local.optimiser != "sgd":
-            kept |= {f"{i}.step": self.steps[k].clone() for i in range(len(self.params))}
-        return kept
 
 
 @dataclass(frozen=True)
@@ -225,7 +149,7 @@ def train_stack(
     params = {name: weights.pop(name) for name in skeleton.params}
     buffers = weights
     kept = [j.state.optimiser if local.keep_optimiser else {} for j in jobs_sorted]
-    optimiser = StackedOptimiser(local, params, kept)
+    optimiser = Optimiser(local, params, kept)
     received, received_dims = _common([j.received for j in jobs_sorted])
 
     def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensor, tuple[Tensors, Tensors]]:
@@ -257,7 +181,7 @@ def train_stack(
                     grads, (terms, moved) = gradient(
                         {n: p[rows] for n, p in params.items()}, {n: b[rows] for n, b in buffers.items()}, batch, has
                     )
-                optimiser.step(grads, rows)
+                optimiser.step([grads[name] for name in params], rows)
                 for name, value in moved.items():
                     buffers[name][rows] = value
                 for name, value in terms.items():

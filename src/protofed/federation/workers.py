@@ -8,6 +8,7 @@ trained again from their last state, with the same random streams and so the sam
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import math
@@ -237,10 +238,8 @@ class WorkerEngine:
 
     def _hand_over(self, worker: Worker, job: int, jobs: Sequence[tuple[Any, ...]]) -> None:
         worker.queue.append(job)
-        try:
+        with contextlib.suppress(OSError):  # its death is noticed, and the job given again, when its pipe is read
             worker.pipe.send(jobs[job])
-        except (BrokenPipeError, OSError):
-            pass  # its death is noticed, and the job given again, when its pipe is read
 
     def _bury(self, worker: Worker, tries: list[int]) -> list[int]:
         """Replace a dead worker; gives the jobs to run again."""

@@ -1,0 +1,110 @@
+"""SGD, Adam and RMSprop as torch defines them, for one client or for a stack of clients.
+
+torch's own optimisers know no client axis: clients of a stack may be at different steps, and some may have finished. These
+few lines serve the plain loop and the stack alike, and are tested against torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Rows = slice | Tensor | None  # which clients of a stack; None: not a stack
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client trains, whatever the method."""
+
+    epochs: int = 1
+    batch: int = 8
+    optimiser: Literal["sgd", "adam", "rmsprop"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.5
+    weight_decay: float = 0.0
+    keep_optimiser: bool = False
+
+
+class Optimiser:
+    """Updates `params` in place. `kept` is what `export` gave before: one mapping, or one per client of a stack."""
+
+    def __init__(
+        self,
+        local: LocalSettings,
+        params: Mapping[str, Tensor],
+        kept: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] = (),
+    ) -> None:
+        self.local, self.params = local, {name: p.detach() for name, p in params.items()}
+        names = {
+            "sgd": ["momentum_buffer"] if local.momentum else [],
+            "adam": ["exp_avg", "exp_avg_sq"],
+            "rmsprop": ["square_avg"] + (["momentum_buffer"] if local.momentum else []),
+        }[local.optimiser]
+        self.state = {kind: {n: torch.zeros_like(p) for n, p in self.params.items()} for kind in names}
+        some = next(iter(self.params.values()))
+        single = isinstance(kept, Mapping)
+        self.steps = torch.zeros(() if single else len(some), device=some.device)  # Adam corrects its averages by it
+        for k, tensors in enumerate([kept] if isinstance(kept, Mapping) else kept):
+            where = ... if single else k
+            for key, value in tensors.items():
+                index, _, kind = key.partition(".")
+                if kind == "step":
+                    self.steps[where] = value
+                else:
+                    self.state[kind][list(self.params)[int(index)]][where] = value
+
+    @torch.no_grad()
+    def step(self, grads: Sequence[Tensor], rows: Rows = None) -> None:
+        local, chosen = self.local, ... if rows is None else rows
+        self.steps[chosen] += 1
+        p, g = [t[chosen] for t in self.params.values()], list(grads)
+        if local.weight_decay:
+            g = list(torch._foreach_add(g, p, alpha=local.weight_decay))
+        state = {kind: [t[chosen] for t in tensors.values()] for kind, tensors in self.state.items()}
+        if local.optimiser == "sgd":
+            if local.momentum:
+                torch._foreach_mul_(state["momentum_buffer"], local.momentum)
+                torch._foreach_add_(state["momentum_buffer"], g)
+                g = state["momentum_buffer"]
+            torch._foreach_add_(p, g, alpha=-local.lr)
+        elif local.optimiser == "adam":
+            self._adam(p, g, state["exp_avg"], state["exp_avg_sq"], self.steps[chosen])
+        else:
+            self._rmsprop(p, g, state["square_avg"], state.get("momentum_buffer"))
+        if isinstance(rows, Tensor):  # indexing by a list copied: put back
+            for tensors, values in ((self.params, p), *((self.state[kind], values) for kind, values in state.items())):
+                for name, value in zip(tensors, values, strict=True):
+                    tensors[name][rows] = value
+
+    def _adam(self, p: list[Tensor], g: list[Tensor], first: list[Tensor], second: list[Tensor], t: Tensor) -> None:
+        torch._foreach_lerp_(first, g, 1 - 0.9)
+        torch._foreach_mul_(second, 0.999)
+        torch._foreach_addcmul_(second, g, g, 1 - 0.999)
+        size, scale = self.local.lr / (1 - 0.9**t), (1 - 0.999**t).sqrt()
+        for weight, m, v in zip(p, first, second, strict=True):
+            shape = (-1, *[1] * (weight.ndim - 1)) if t.ndim else ()
+            weight -= size.view(shape) * m / (v.sqrt() / scale.view(shape) + 1e-8)
+
+    def _rmsprop(self, p: list[Tensor], g: list[Tensor], average: list[Tensor], buffer: list[Tensor] | None) -> None:
+        torch._foreach_mul_(average, 0.99)
+        torch._foreach_addcmul_(average, g, g, 0.01)
+        root = torch._foreach_sqrt(average)
+        torch._foreach_add_(root, 1e-8)
+        if buffer is None:
+            torch._foreach_addcdiv_(p, g, root, -self.local.lr)
+        else:
+            torch._foreach_mul_(buffer, self.local.momentum)
+            torch._foreach_addcdiv_(buffer, g, root)
+            torch._foreach_add_(p, buffer, alpha=-self.local.lr)
+
+    def export(self, k: int | None = None) -> dict[str, Tensor]:
+        """The state to keep, under the names torch gives it; of client `k` of a stack."""
+        where = ... if k is None else k
+        kept = {f"{i}.{kind}": t[n][where].clone() for kind, t in self.state.items() for i, n in enumerate(self.params)}
+        if self.local.optimiser != "sgd":
+            kept |= {f"{i}.step": self.steps[where].clone() for i in range(len(self.params))}
+        return kept

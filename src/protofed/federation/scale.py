@@ -1,0 +1,118 @@
+"""Scale-out with torch.distributed: `torchrun --nproc-per-node N -m protofed run …`.
+
+Every rank runs the same rounds in step and holds the same server; each trains and evaluates its own share of the clients
+with the engine of its host, and what the clients returned is gathered, encoded as it is on the wire. So there is no master
+that must hold all, and the result is that of one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import ProtofedError
+from ..evaluate import Scores
+from ..wire import Bundle
+from .engine import Engine
+from .local import ClientState, Outcome, Skeleton
+
+T = TypeVar("T")
+
+
+def asked_for() -> bool:
+    """Whether torchrun (or SLURM through it) started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def begin() -> None:
+    """Join the other ranks: nccl where each rank has a GPU, gloo otherwise."""
+    if dist.is_initialized():
+        return
+    gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group("nccl" if gpu else "gloo")
+
+
+def gather(value: Any) -> list[Any]:
+    """Every rank's value, on every rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def from_first(value: Any) -> Any:
+    """The first rank's value, on every rank."""
+    box = [value]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def on_first(work: Callable[[], T]) -> T:
+    """Do something on the first rank only; every rank gets the result, or the error. Without ranks: just do it."""
+    if not dist.is_initialized():
+        return work()
+    outcome: Any = None
+    if dist.get_rank() == 0:
+        try:
+            outcome = (work(), None)
+        except ProtofedError as error:
+            outcome = (None, error)
+    result, error = from_first(outcome)
+    if error is not None:
+        raise error
+    return result
+
+
+class ScaledEngine:
+    """This rank's share of the clients, trained by `inner`; client c belongs to rank c mod the number of ranks."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+        self.skeleton: Skeleton = inner.skeleton
+        self.start: Mapping[str, Tensor] = inner.start
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+
+    def _mine(self, clients: Sequence[int]) -> list[int]:
+        return [c for c in clients if c % self.ranks == self.rank]
+
+    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+        mine = self._mine(list(downloads))
+        own = self.inner.train(round, {c: downloads[c] for c in mine}) if mine else {}
+        outcomes = {c: outcome for share in gather(own) for c, outcome in share.items()}
+        return {c: outcomes[c] for c in downloads}  # in the order asked: a sum depends on it
+
+    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
+        mine = self._mine(clients)
+        own = dict(zip(mine, self.inner.evaluate(server, mine, part), strict=True)) if mine else {}
+        scores = {c: s for share in gather(own) for c, s in share.items()}
+        return [scores[c] for c in clients]
+
+    def export(self) -> dict[int, ClientState]:
+        """All clients' states, gathered on every rank; the first one writes them."""
+        own = {c: _detached(state) for c, state in self.inner.export().items()}
+        everyone = {c: state for share in gather(own) for c, state in share.items()}
+        return dict(sorted(everyone.items()))
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        self.inner.restore({c: states[c] for c in self._mine(list(states))})
+
+    def describe(self) -> str:
+        return f"{self.ranks} ranks, each {self.inner.describe()}"
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _detached(state: ClientState) -> ClientState:
+    """A copy that owns its memory, so that it can be sent."""
+    return ClientState({k: v.cpu().clone() for k, v in state.weights.items()}, state.optimiser, state.memory)

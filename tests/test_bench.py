@@ -1,0 +1,243 @@
+"""The benchmark: at tiny sizes, with no word about how long anything takes."""
+
+import json
+import multiprocessing
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from protofed import ProtofedError
+from protofed.bench import ENGINES, NAMES, run_bench
+from protofed.bench.clock import Clock
+from protofed.bench.contender import Skip, make, server_call
+from protofed.bench.limit import Merged, batches, in_layout, layouts
+from protofed.bench.measure import derive
+from protofed.bench.memory import tree_memory
+from protofed.bench.plain import PlainFedAvg, PlainFedProto
+from protofed.bench.processes import Field
+from protofed.bench.report import markdown
+from protofed.bench.workloads import SERVER, TRAINING, Training
+from protofed.experiment.run import build
+from protofed.experiment.settings import resolve
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """Two workloads measured once for all tests: what was returned, and the files."""
+    folder = tmp_path_factory.mktemp("bench")
+    files = {"json_file": folder / "bench.json", "markdown_file": folder / "bench.md"}
+    return run_bench(["mlp-digits", "many"], quick=True, repeats=2, **files), folder
+
+
+def test_the_json_file_holds_everything(quick):
+    results, folder = quick
+    assert json.loads((folder / "bench.json").read_text()) == results
+    assert {"cores", "torch", "python", "protofed"} <= results["machine"].keys()
+    assert results["quick"] is True and results["repeats"] == 2
+    assert list(results["workloads"]) == ["mlp-digits", "many"]
+
+
+def test_all_contenders_took_part(quick):
+    found = quick[0]["workloads"]["mlp-digits"]
+    assert found["skipped"] == {}
+    kinds = [c["kind"] for c in found["contenders"].values()]
+    assert kinds.count("plain") == 1 and kinds.count("engine") == len(ENGINES) and kinds.count("limit") == 1
+    for label in ENGINES:
+        assert any(name.split(",")[0] == label for name in found["contenders"])
+    auto = found["contenders"]["auto"]["settings"]
+    assert auto["engine"] in ENGINES and auto["engine"] != "auto"  # what was chosen stands there
+
+
+def test_everything_follows_from_the_seconds(quick):
+    found = quick[0]["workloads"]["mlp-digits"]
+    contenders = found["contenders"]
+    for c in contenders.values():
+        assert len(c["seconds"]) == 2 and min(c["seconds"]) > 0
+        assert c["best"] == min(c["seconds"]) and c["median"] == statistics.median(c["seconds"])
+        assert c["samples_per_second"] == pytest.approx(found["samples_per_round"] / c["best"])
+        assert c["clients_per_second"] == pytest.approx(found["clients_per_round"] / c["best"])
+    plain = min(min(c["seconds"]) for c in contenders.values() if c["kind"] == "plain")
+    limits = [c for c in contenders.values() if c["kind"] == "limit"]
+    limit = min(min(c["seconds"]) for c in limits)
+    training = min(min(c["training_seconds"]) for c in limits)
+    assert training < limit  # the rest is the pass for the prototypes
+    assert found["ratios"].keys() == {label for label, c in contenders.items() if c["kind"] == "engine"}
+    for label, ratios in found["ratios"].items():
+        own = min(contenders[label]["seconds"])
+        assert ratios["over_plain"] == pytest.approx(plain / own)
+        assert ratios["of_limit"] == pytest.approx(limit / own)
+        assert ratios["of_training_limit"] == pytest.approx(training / own)
+    sweep = [row["seconds"] for row in found["limit_sweep"]]
+    assert len(sweep) == len(batches(TRAINING["mlp-digits"].quick())) and sweep == sorted(sweep)
+
+
+def test_many_compares_like_with_like(quick):
+    found = quick[0]["workloads"]["many"]
+    few, many = found["rows"].values()
+    assert few["settings"] == many["settings"] and found["skipped"] == {}
+    assert few["clients"] < many["clients"] and 0 < few["took_part"] <= few["clients"]
+    for row in (few, many):
+        assert len(row["seconds"]) == found["rounds"] and 0 < row["built_bytes"] <= row["peak_bytes"]
+    assert "bytes_per_idle_client" in found
+
+
+def test_the_markdown_has_a_row_for_each_contender(quick):
+    results, folder = quick
+    text = (folder / "bench.md").read_text()
+    assert text == markdown(results) and "### mlp-digits" in text and "### many" in text
+    for label in results["workloads"]["mlp-digits"]["contenders"]:
+        assert f"| {label} |" in text
+    assert "goal" not in text  # they are about the real sizes
+    assert "goal, auto: times the best plain loop" in markdown({**results, "quick": False})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"workloads": ["cnn82"]}, "unknown workload 'cnn82'; did you mean 'cnn28'?"),
+        ({"json_file": "no-such-folder/bench.json"}, "its folder does not exist"),
+    ],
+)
+def test_bad_input_is_named_before_anything_is_measured(given, message, tmp_path):
+    if "json_file" in given:
+        given = {"json_file": tmp_path / given["json_file"]}
+    with pytest.raises(ProtofedError, match=message.replace("?", r"\?")):
+        run_bench(quick=True, **given)
+
+
+def test_names():
+    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup")
+
+
+# --- the contenders do the same work ----------------------------------------------------------------------------------
+TINY = Training(
+    "tiny", "fedproto", clients=3, per_round=3, samples=6, shape=(5,), model="mlp", batch=6, classes=3,
+    options={"hidden": (7,), "embedding": 4}, lr=0.1,
+)  # fmt: skip
+
+
+def engine_weights(workload, x, y, rounds):
+    """Initial weights, and those of each client (or of the server) after some rounds of protofed's plain loop."""
+    settings = resolve(workload.method, {**workload.settings(x, y), "engine": "loop", "threads": 1})
+    _, federation = build(settings)
+    for _ in range(rounds):
+        federation.step()
+    if workload.method == "fedavg":
+        return federation.engine.start, [federation.state.weights]
+    states = federation.engine.export()
+    return federation.engine.start, [states[c].weights for c in range(workload.clients)]
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+def test_the_hand_written_loop_computes_what_protofed_computes(method):
+    """One batch per client and round, so that the order of samples plays no part."""
+    workload = replace(TINY, method=method)
+    x, y = workload.load(None)
+    start, expected = engine_weights(workload, x, y, rounds=3)
+    if method == "fedproto":
+        proto = PlainFedProto(workload, x, y)
+        for model in proto.models:
+            model.load_state_dict(start)
+        for _ in range(3):
+            proto.round()
+        found = [model.state_dict() for model in proto.models]
+    else:
+        average = PlainFedAvg(workload, x, y)
+        average.weights = {name: value.clone() for name, value in start.items()}
+        for _ in range(3):
+            average.round()
+        found = [average.weights]
+    for ours, theirs in zip(expected, found, strict=True):
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_all_processes_map_the_same_samples(tmp_path):
+    TINY.write_samples(tmp_path)
+    x, y = TINY.load(str(tmp_path))
+    again, labels = TINY.load(str(tmp_path))
+    assert x.shape == (18, 5) and torch.equal(x, again) and torch.equal(y, labels)
+    assert torch.equal(y, TINY.load(None)[1])
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_the_limit_trains_in_every_layout(name):
+    workload = TRAINING[name].quick()
+    x, y = workload.load(None)
+    assert workload.per_round * workload.batch in batches(workload)
+    for layout in layouts(workload):
+        merged = Merged(workload, in_layout(x, layout), y, batches(workload)[0], layout)
+        before = [p.detach().clone() for p in merged.model.parameters()]
+        timed = merged.round()
+        assert any(not torch.equal(a, b) for a, b in zip(before, merged.model.parameters(), strict=True))
+        assert timed.training > 0 and (timed.prototypes > 0) == (workload.method == "fedproto")
+
+
+@pytest.mark.parametrize("case", SERVER, ids=lambda case: case.label)
+def test_server_rules_run(case):
+    result = server_call(case.quick())()
+    assert torch.isfinite(result.means).all()
+
+
+# --- ratios, goals, overhead ------------------------------------------------------------------------------------------
+def contender(kind, *seconds, **more):
+    return {"kind": kind, "seconds": list(seconds), "best": min(seconds), "median": statistics.median(seconds), **more}
+
+
+def test_goals_are_about_auto_the_best_plain_loop_and_the_best_limit():
+    contenders = {
+        "plain loop, 1 thread": contender("plain", 6.0, 5.0),
+        "plain loop, 2 threads": contender("plain", 4.0, 4.2),
+        "loop, 1 thread": contender("engine", 5.0, 5.0, compute_seconds=[[4.9], [4.8]]),
+        "auto": contender("engine", 2.0, 2.2, compute_seconds=[[1.9, 1.7], [2.2, 1.98]]),
+        "limit 1": contender("limit", 1.6, 1.7, training_seconds=[1.3, 1.4]),
+        "limit 2": contender("limit", 1.8, 1.9, training_seconds=[1.2, 1.5]),
+    }
+    found = derive(TRAINING["cnn28"], contenders)
+    assert found["best_plain"] == "plain loop, 2 threads" and found["limit"] == "limit 1"
+    assert found["ratios"]["auto"]["over_plain"] == pytest.approx(2.0)
+    assert found["ratios"]["auto"]["of_limit"] == pytest.approx(0.8)
+    assert found["ratios"]["auto"]["of_training_limit"] == pytest.approx(0.6)
+    assert found["overhead"]["auto"] == pytest.approx((0.1 + 0.05) / 2)
+    assert [goal["met"] for goal in found["goals"]] == [True, True, False, False]
+
+
+def test_without_auto_the_goals_stay_open():
+    found = derive(TRAINING["resnet18"], {"plain loop, 1 thread": contender("plain", 1.0)})
+    assert found["ratios"] == {} and [goal["met"] for goal in found["goals"]] == [None] * 3
+
+
+def test_the_clock_counts_nested_calls_once_and_sees_forked_processes():
+    clock = Clock()
+    inner = clock.timed(lambda: time.sleep(0.02))
+    outer = clock.timed(inner)
+    outer()
+    child = multiprocessing.get_context("fork").Process(target=inner)
+    child.start()
+    child.join()
+    here, there = clock.read()
+    assert 0.02 <= here < 0.04 and there >= 0.02  # a sleep is never shorter than asked
+
+
+def test_memory_grows_by_what_is_held():
+    before = tree_memory()
+    held = torch.ones(8 << 20)  # 32 MiB
+    after = tree_memory()
+    assert after["peak"] >= before["peak"] and after["now"] - before["now"] > 0.9 * held.nbytes
+
+
+# --- contenders that cannot take part -----------------------------------------------------------------------------------
+def test_an_engine_that_does_not_exist_is_skipped_with_the_reason():
+    spec = {"kind": "engine", "workload": "mlp-digits", "quick": True, "folder": None, "settings": {"engine": "magic"}}
+    with pytest.raises(Skip, match="engine"):
+        make(spec)
+
+
+def test_one_that_dies_leaves_the_field():
+    with Field({"broken": {"kind": "no such kind"}}) as field:
+        assert field.turn() == {}
+    assert field.skipped == {"broken": "KeyError: 'no such kind'"}
