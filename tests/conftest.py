@@ -37,4 +37,8 @@ SMALL = {
     "embedding": 5,
     "hidden": [7],
     "batch": 4,
+    "engine": "loop",
+    "layout": "contiguous",
+    "threads": 1,
+    "workers": 1,
 }

@@ -76,7 +76,7 @@ def naive(kind, settings, rounds):
                     optimiser.zero_grad()
                     sample_loss(kind, model, x[rows], y[rows], protos, t, begin).backward()
                     optimiser.step()
-            reports.append(class_means(model, x, y))
+            reports.append((class_means(model, x, y), torch.bincount(y, minlength=data.num_classes)))
         if averaged:
             sizes = [len(c.labelled) for c in data.clients]
             state = {
@@ -85,6 +85,8 @@ def naive(kind, settings, rounds):
             }
             server.load_state_dict(state)
         else:
-            classes = {c for r in reports for c in r}
-            protos = {c: torch.stack([r[c] for r in reports if c in r]).mean(0) for c in classes}
+            protos = {}
+            for c in {c for means, _ in reports for c in means}:
+                holders = [(means[c], float(n[c]) if kind == "fedproto" else 1.0) for means, n in reports if c in means]
+                protos[c] = sum(n * p for p, n in holders) / sum(n for _, n in holders)
     return models, server, protos

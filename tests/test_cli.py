@@ -48,7 +48,7 @@ def save_npz(path, **changes):
 
 def test_run_writes_a_complete_folder(call, tmp_path):
     code, out, err = call("run", "fedsap", *QUICK, "--out", "here")
-    assert code == 0 and err == ""
+    assert code == 0 and err.startswith("INFO: engine: ") and err.count("\n") == 1
     assert "round 2/2" in out and "run folder: here" in out
     names = {p.name for p in (tmp_path / "here").iterdir()}
     assert names == {"settings.toml", "metrics.jsonl", "rounds.jsonl", "clients.jsonl", "summary.json", "checkpoint"}
@@ -152,6 +152,9 @@ BAD = {
     "natural without groups": (["run", "fedsap", "partition=natural"], ["group"]),
     "cnn on tiny images": (["run", "fedsap", "model=cnn", "shot=6"], ["8", "mlp"]),
     "missing pretrained": (["run", "fedsap", "model=resnet18", "pretrained=no.pt", "shot=6"], ["no.pt"]),
+    "no such device": (["run", "fedsap", "shot=6", "device=gpu"], ["gpu", "cuda"]),
+    "a device that is not there": (["run", "fedsap", "shot=6", "device=mps"], ["mps", "device=cpu"]),
+    "another method's key": (["run", "fedsap", "fedproto.weight=2"], ["fedproto"]),
     "resume nothing": (["resume", "nowhere"], ["nowhere", "no such"]),
     "resume a plain folder": (["resume", "."], ["settings.toml"]),
     "folder exists": (["run", "local", *QUICK, "--out", "there"], ["there", "exists already"]),

@@ -138,7 +138,7 @@ def test_a_command_uses_what_exists(line, place):
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     placeholder = any(re.fullmatch(r"[A-Z]+", word.split("=")[-1]) for word in words)
-    assert command.name in ("run", "compare", "resume", "methods", "models", "settings", "data", "show")
+    assert command.name in ("run", "compare", "resume", "bench", "methods", "models", "settings", "data", "show")
     if not words:  # a command spoken of
         return
     parsed = command.make_context(command.name, list(words)).params

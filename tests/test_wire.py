@@ -178,14 +178,14 @@ def only_wire_errors(message: bytes) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.binary(max_size=200))
+@given(st.binary(min_size=1, max_size=200))
 def test_random_bytes(message: bytes) -> None:
     refused(lambda: decode(message, "client 7"), "client 7: not a protofed message")
     only_wire_errors(message)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, len(EXAMPLE) - 1))
+@given(st.integers(1, len(EXAMPLE) - 1))
 def test_messages_cut_short(length: int) -> None:
     refused(lambda: decode(EXAMPLE[:length], "client 7"), "client 7: ")
 
@@ -460,3 +460,11 @@ def test_any_bundle_is_accepted_or_refused_in_one_line(bundle: Bundle) -> None:
         EXPECTED.check(bundle, "client 7")
     except WireError as error:
         assert str(error).startswith("client 7: ") and "\n" not in str(error)
+
+
+def test_nothing_to_say_travels_as_nothing() -> None:
+    assert encode(Bundle()) == b""
+    assert decode(b"").empty
+    assert sum(sizes(b"").values()) == 0
+    needed = Expected(3, 2, ("bank",), required=("bank",))
+    refused(lambda: decode(b"", "client 7", needed), "client 7: ")

@@ -19,7 +19,7 @@ from .experiment import resume as resume_run
 from .experiment import run as run_method
 from .experiment.compare import Comparison, is_comparison, resume_comparison, with_local
 from .experiment.run import Result, prepare_data
-from .experiment.settings import General, parse_pairs, read_toml, resolve
+from .experiment.settings import General, combine, parse_pairs, read_toml, resolve
 from .federation.checkpoint import write_atomically
 from .report import comparison_markdown, comparison_table, summary_table
 
@@ -43,7 +43,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 
 def _given(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
-    return {**(read_toml(config) if config else {}), **parse_pairs(pairs or [])}
+    return combine(read_toml(config) if config else {}, parse_pairs(pairs or []))
 
 
 def _fresh(label: str) -> Path:
@@ -136,6 +136,21 @@ def _cells(folder: Path) -> list[str]:
     return list(json.loads((folder / "comparison.json").read_text())["settings"])
 
 
+@app.command()
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="Which; default: all.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was measured here.")] = None,
+    markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables here.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Turns of each contender; default: 3.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny sizes, to see that it works.")] = False,
+) -> None:
+    """Measure the engines beside a hand-written loop and beside the limit: `protofed bench cnn28`."""
+    from .bench import run_bench
+
+    files = {"json_file": json_file, "markdown_file": markdown_file}
+    run_bench(workloads or (), repeats=repeats, quick=quick, console=make_console(), **files)
+
+
 @app.command("methods")
 def list_methods() -> None:
     """List the methods, what each exchanges, and its settings."""
@@ -149,6 +164,8 @@ def list_methods() -> None:
 
 
 def _short(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "(needed)"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "(" + ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value)) + ")"
     return str(value)
@@ -167,9 +184,9 @@ def list_models() -> None:
 @app.command("settings")
 def list_settings() -> None:
     """List the general settings with their defaults; `methods`, `models` and `data` list the rest."""
-    table = Table("setting", "default")
+    table = Table("setting", "default", "what it is")
     for name, field in General.model_fields.items():
-        table.add_row(name, str(field.default))
+        table.add_row(name, str(field.default), field.description)
     make_console().print(table)
 
 

@@ -81,7 +81,9 @@ def first_problem(error: pydantic.ValidationError) -> str:
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     came = repr(problem["input"])
     came = came if len(came) <= 80 else f"{came[:77]}..."
-    return f"{where}={came}: {message}" if problem["type"] != "missing" else f"{where} is missing"
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where}={came}: {message}" if problem["loc"] else message  # a dataclass's own check names the setting
 
 
 def _prepare(hint: Any, value: Any, owner: str) -> Any:

@@ -67,6 +67,10 @@ class Bundle:
     def empty(self) -> bool:
         return self.bank is None and not (self.banks or self.weights or self.tensors or self.scalars)
 
+    def to(self, device: torch.device | str) -> Bundle:
+        """Every tensor on a device."""
+        return pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, self)
+
     def all_banks(self) -> dict[str, PrototypeBank]:
         return {**({} if self.bank is None else {"": self.bank}), **self.banks}
 
@@ -75,7 +79,9 @@ pytree.register_dataclass(Bundle)
 
 
 def encode(bundle: Bundle) -> bytes:
-    """The same bundle always gives the same bytes."""
+    """The same bundle always gives the same bytes; an empty one gives none, since nothing has to travel."""
+    if bundle.empty:
+        return b""
     tensors: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
     for name, bank in bundle.all_banks().items():
@@ -105,6 +111,10 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
     With `expected`, shapes of banks are checked before memory is taken for them, and everything else after: use it for
     messages from outside.
     """
+    if not message:
+        if expected is not None:
+            expected.check(Bundle(), source)
+        return Bundle()
     try:
         shapes = _bank_shapes(message)
         if expected is not None:
@@ -180,6 +190,8 @@ def _decode_bank(body: dict[str, Tensor], name: str, shape: list[int]) -> Protot
 
 def sizes(message: bytes, source: str = "message") -> Counter[str]:
     """Bytes of an encoded message by kind; they add up to its length."""
+    if not message:
+        return Counter()
     try:
         count: Counter[str] = Counter(framing=8 + int.from_bytes(message[:8], "little"))
         for key, entry in _header(message).items():

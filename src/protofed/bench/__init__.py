@@ -11,11 +11,11 @@ from rich.console import Console
 
 from ..errors import ProtofedError, unknown
 from ..federation.checkpoint import write_atomically
-from .measure import ENGINES, measure
+from . import measure
 from .report import markdown, print_results
 from .workloads import NAMES
 
-__all__ = ["ENGINES", "NAMES", "markdown", "measure", "print_results", "run_bench"]
+__all__ = ["NAMES", "markdown", "measure", "print_results", "run_bench"]
 
 
 def run_bench(
@@ -36,7 +36,7 @@ def run_bench(
         if file is not None and not file.absolute().parent.is_dir():
             raise ProtofedError(f"{file}: its folder does not exist")
     turns = repeats if repeats is not None else 2 if quick else 3
-    results = measure(
+    results = measure.measure(
         dict.fromkeys(workloads or NAMES),
         repeats=turns,
         quick=quick,

@@ -81,7 +81,9 @@ def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[s
         sweep = _sweep(workload, common, counts, quick, say)
         specs = _contenders(workload, common, counts, sweep[: 1 if quick else FINALISTS])
         say(f"  starting {len(specs)} contenders")
-        with Field(specs) as field:
+        with Field() as field:
+            for label, spec in specs.items():
+                field.add(label, spec)
             first = field.turn()
             turns = []
             for turn in range(1, repeats + 1):
@@ -275,10 +277,14 @@ def _server(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
 def _many(quick: bool, say: Say) -> dict[str, Any]:
     case = Many().quick() if quick else Many()
     say(f"many: {case.per_round} clients a round, of {case.few:,} and of {case.many:,}")
-    labels = {f"{clients:,} clients": clients for clients in (case.few, case.many)}
+    labels = {f"{clients:,} clients": clients for clients in (case.many, case.few)}
+    many, few = labels
     spec: dict[str, Any] = {"kind": "many", "clients": case.many, "quick": quick, "settings": {}}
-    spec["settings"] = _settled(spec)  # what `auto` takes for many, so that few and many differ in nothing else
-    with Field({label: {**spec, "clients": clients} for label, clients in labels.items()}) as field:
+    # both get the engine that is chosen for many, so that they differ in nothing but their idle clients
+    spec["settings"] = {"engine": "loop"} if quick else _settled(spec)
+    with Field() as field:
+        for label, clients in labels.items():
+            field.add(label, {**spec, "clients": clients})
         field.turn()
         early = field.turn("memory")  # both have trained equally many clients, and differ in idle ones only
         turns = [field.turn() for _ in range(case.rounds)]
@@ -296,12 +302,10 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
             **memory[label],
         }
     result: dict[str, Any] = {"kind": "many", "rounds": case.rounds, "rows": rows, "skipped": field.skipped}
-    value = None
     if len(rows) == 2:
-        few, many = rows.values()
-        rest = [row["now_bytes"] - row["data_bytes"] for row in early.values()]
-        result["bytes_per_idle_client"] = (rest[1] - rest[0]) / (many["clients"] - few["clients"])
-        value = many["peak_bytes"] / GIB
+        rest = {label: early[label]["now_bytes"] - early[label]["data_bytes"] for label in labels}
+        result["bytes_per_idle_client"] = (rest[many] - rest[few]) / (case.many - case.few)
+    value = rows[many]["peak_bytes"] / GIB if many in rows else None
     result["goals"] = [_goal(f"{case.many:,} clients: GiB", value, case.memory, at_least=False)]
     return result
 

@@ -78,30 +78,29 @@ class Process:
 
 
 class Field:
-    """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why."""
+    """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why.
 
-    def __init__(self, specs: dict[str, dict[str, Any]]) -> None:
+    They are started one after another: an engine that chooses by measurement must have the machine to itself.
+    """
+
+    def __init__(self) -> None:
         self.skipped: dict[str, str] = {}
-        self.runners = {label: Process(spec) for label, spec in specs.items()}
+        self.runners: dict[str, Process] = {}
+
+    def add(self, label: str, spec: dict[str, Any]) -> None:
+        """Start one and wait until it is ready."""
+        self.runners[label] = Process(spec)
+        try:
+            self.runners[label].ready()
+        except Failed as reason:
+            self._drop(label, str(reason))
 
     def __enter__(self) -> Field:
-        try:
-            for label, runner in list(self.runners.items()):
-                try:
-                    runner.ready()
-                except Failed as reason:
-                    self._drop(label, str(reason))
-        except BaseException:
-            self._close()
-            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close()
-
-    def _close(self) -> None:
         for runner in self.runners.values():
             runner.close()
 

@@ -28,7 +28,7 @@ def pages(results: Mapping[str, Any]) -> list[Page]:
     made = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
-        made.append(page if results["quick"] else replace(page, notes=page.notes))
+        made.append(page if results["quick"] else replace(page, notes=page.notes + _goals(result)))
     return made
 
 

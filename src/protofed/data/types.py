@@ -6,7 +6,8 @@ clients cost a thousand index lists.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -217,6 +218,21 @@ class FederatedData:
     held_back: list[Tensor | None] = field(default_factory=list)
     class_names: tuple[str, ...] = ()
     name: str = ""
+
+    def to(self, device: torch.device | str) -> FederatedData:
+        """The data on a device; tensors that clients share stay shared."""
+        moved: dict[int, Tensor] = {}
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return moved.setdefault(id(value), value.to(device))
+            if isinstance(value, list):
+                return [move(v) for v in value]
+            if is_dataclass(value) and not isinstance(value, type):
+                return replace(value, **{f.name: move(getattr(value, f.name)) for f in fields(value)})
+            return value
+
+        return move(self)
 
     def class_counts(self, unlabelled: bool = False) -> Tensor:
         """Clients × classes: how many labelled training samples each holds, and on request the unlabelled too.

@@ -13,12 +13,12 @@ from typing import Any
 
 from .. import methods
 from ..errors import ProtofedError
-from ..federation import Record
+from ..federation import Record, scale
 from ..federation.checkpoint import write_atomically
 from ..federation.choose import cores
 from .folder import RunFolder
 from .run import Result, load_result, resume, run
-from .settings import Settings, resolve
+from .settings import Settings, combine, read_toml, resolve
 
 FILE = "comparison.json"
 
@@ -30,7 +30,7 @@ class Progress:
     cell: str
     round: int
     rounds: int
-    loss: float
+    loss: float | None
     accuracy: float | None
 
 
@@ -61,9 +61,13 @@ def compare(
     out: str | Path | None = None,
     jobs: int | None = None,
     watch: Watch | None = None,
+    config: str | Path | None = None,
     **given: Any,
 ) -> Comparison:
     """Run every method with every seed under the same settings. `seeds=3` means three from `seed` on."""
+    if scale.asked_for():
+        raise ProtofedError("a comparison spreads its runs over this host itself; start single runs with torchrun")
+    given = combine(read_toml(Path(config)) if config else {}, given)
     chosen = with_local(names)
     first = resolve(chosen[0], given, also=chosen).general.seed
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
@@ -120,12 +124,13 @@ def _run_cells(
         for cell, settings in cells.items():
             done[cell] = _run_cell(cell, settings, places[cell], watch)
     else:
-        context = multiprocessing.get_context("spawn")
+        # forked where possible: quick to start, and a person's own methods and data are there
+        context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
         queue = context.Queue()
-        listener = threading.Thread(target=_listen, args=(queue, watch), daemon=True)
-        listener.start()
         with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(queue,)) as pool:
             waiting = {pool.submit(_run_cell_in_worker, c, s, places[c]): c for c, s in cells.items()}
+            listener = threading.Thread(target=_listen, args=(queue, watch), daemon=True)
+            listener.start()
             try:
                 for future in as_completed(waiting):
                     done[waiting[future]] = future.result()
@@ -151,7 +156,7 @@ def _run_cell(cell: str, settings: Settings, place: Path | None, watch: Watch | 
         result = load_result(place)
         if watch is not None:
             rounds = settings.general.rounds
-            watch(Progress(cell, rounds, rounds, 0.0, result.summary["last_round"]["accuracy_head"]))
+            watch(Progress(cell, rounds, rounds, None, result.summary["last_round"]["accuracy_head"]))
         return result
     if place is not None and (place / "settings.toml").is_file():
         return resume(RunFolder.open(place).path, watch=report)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..data import Dataset, federate
 from ..data.types import FederatedData
-from ..errors import ProtofedError
+from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import Plan, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
 from .folder import History, RunFolder, summarise
-from .settings import IN_MEMORY, AutoModel, Settings, read_toml, resolve
+from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
 
 log = logging.getLogger("protofed")
 Watcher = Callable[[Record, int], None]
@@ -54,7 +57,7 @@ def prepare_data(settings: Settings) -> FederatedData:
     return federate(
         dataset,
         settings.partition,
-        g.clients,
+        g.clients or None,
         seed=g.seed,
         test=g.test,
         test_share=g.test_share,
@@ -65,10 +68,22 @@ def prepare_data(settings: Settings) -> FederatedData:
     )
 
 
+def check_device(name: str) -> None:
+    kind = name.partition(":")[0]
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind not in there:
+        raise unknown("device", name, there)
+    if not there[kind]:
+        raise ProtofedError(f"device={name}: torch finds no such device on this host; use device=cpu")
+
+
 def build(settings: Settings) -> tuple[Settings, Federation]:
     """The federation before its first round, and the settings with the model and engine that were chosen."""
     g = settings.general
     data = prepare_data(settings)
+    if g.device != "cpu":
+        check_device(g.device)
+        data = data.to(g.device)
     if isinstance(settings.model, AutoModel):
         settings = replace(settings, model=settings.model.for_shape(data.sample_shape))
     per_round = participants_per_round(g.participation, len(data.clients))
@@ -103,13 +118,18 @@ def run(
     if isinstance(method, Settings):
         settings = method
     else:
-        settings = resolve(method, {**(read_toml(Path(config)) if config else {}), **given})
+        settings = resolve(method, combine(read_toml(Path(config)) if config else {}, given))
     with threads_kept():
         if out is not None:
             RunFolder.check_free(Path(out))
         settings, federation = build(settings)
         folder = None if out is None else scale.on_first(lambda: RunFolder.create(Path(out), settings))
-        return _drive(settings, federation, folder, History(), watch)
+        try:
+            return _drive(settings, federation, folder, History(), watch)
+        except ProtofedError:
+            if folder is not None and federation.round == 0 and scale.rank() == 0:
+                shutil.rmtree(folder.path)  # nothing was run: leave nothing behind
+            raise
 
 
 def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:

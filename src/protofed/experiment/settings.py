@@ -47,36 +47,57 @@ class General(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
-    rounds: int = pydantic.Field(100, ge=1)
-    clients: int = pydantic.Field(20, ge=1)
-    participation: float = pydantic.Field(1.0, gt=0, le=1)
-    seed: int = pydantic.Field(1234, ge=0)
+    rounds: int = pydantic.Field(100, ge=1, description="communication rounds")
+    clients: int = pydantic.Field(20, ge=0, description="number of clients; 0 with partition=natural: one for each id")
+    participation: float = pydantic.Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    seed: int = pydantic.Field(1234, ge=0, description="the run's one seed; every random stream is derived from it")
     # local training
-    epochs: int = pydantic.Field(1, ge=1)
-    batch: int = pydantic.Field(8, ge=1)
-    optimiser: Literal["sgd", "adam", "rmsprop"] = "sgd"
-    lr: float = pydantic.Field(0.01, gt=0)
-    momentum: float = pydantic.Field(0.5, ge=0, lt=1)
-    weight_decay: float = pydantic.Field(0.0, ge=0)
-    keep_optimiser: bool = False
-    initial: Literal["same", "own"] = "same"
+    epochs: int = pydantic.Field(1, ge=1, description="local epochs a round")
+    batch: int = pydantic.Field(8, ge=1, description="local batch size")
+    optimiser: Literal["sgd", "adam", "rmsprop"] = pydantic.Field("sgd", description="sgd, adam or rmsprop")
+    lr: float = pydantic.Field(0.01, gt=0, description="learning rate")
+    momentum: float = pydantic.Field(0.5, ge=0, lt=1, description="of SGD and RMSprop")
+    weight_decay: float = pydantic.Field(0.0, ge=0, description="L2 penalty")
+    keep_optimiser: bool = pydantic.Field(False, description="keep the optimiser's state between rounds")
+    initial: Literal["same", "own"] = pydantic.Field(
+        "same", description="same: all clients start from one model; own: each from its own"
+    )
     # what is held out, and who has labels
-    test: Literal["central", "local"] = "central"
-    test_share: float = pydantic.Field(0.2, gt=0, lt=1)
-    validation_share: float = pydantic.Field(0.0, ge=0, lt=1)
-    labels: Literal["all", "client", "server"] = "all"
-    labels_per_class: int = pydantic.Field(5, ge=1)
-    server_labels: int = pydantic.Field(0, ge=0)
+    test: Literal["central", "local"] = pydantic.Field(
+        "central", description="central: own classes of the central test set; local: a part of the client's own data"
+    )
+    test_share: float = pydantic.Field(0.2, gt=0, lt=1, description="share held out for testing where it is split off")
+    validation_share: float = pydantic.Field(
+        0.0, ge=0, lt=1, description="share of a client's training data for validation; 0: none"
+    )
+    labels: Literal["all", "client", "server"] = pydantic.Field(
+        "all", description="who has labels: all, client or server"
+    )
+    labels_per_class: int = pydantic.Field(
+        5, ge=1, description="labelled samples per class and client, with labels=client"
+    )
+    server_labels: int = pydantic.Field(0, ge=0, description="labelled samples at the server")
     # what is recorded, and how
-    evaluate_every: int = pydantic.Field(1, ge=1)
-    checkpoint_every: int = pydantic.Field(10, ge=1)
+    evaluate_every: int = pydantic.Field(1, ge=1, description="evaluate every so many rounds, and at the last")
+    checkpoint_every: int = pydantic.Field(
+        10, ge=1, description="write a checkpoint every so many rounds, and at the last"
+    )
+    device: str = pydantic.Field("cpu", description="cpu, cuda, cuda:N or mps")
     # how clients are trained: `auto` parts are settled by measurement; 0 means as many as fit
-    engine: Literal["auto", "loop", "stack", "workers"] = "auto"
-    inner: Literal["auto", "loop", "stack"] = "auto"
-    layout: Literal["auto", "contiguous", "channels_last"] = "auto"
-    convolution: Literal["auto", "grouped", "unfold"] = "auto"
-    workers: int = pydantic.Field(0, ge=0)
-    threads: int = pydantic.Field(0, ge=0)
+    engine: Literal["auto", "loop", "stack", "workers"] = pydantic.Field(
+        "auto", description="auto (measured), loop, stack or workers"
+    )
+    inner: Literal["auto", "loop", "stack"] = pydantic.Field(
+        "auto", description="what a worker does: auto, loop or stack"
+    )
+    layout: Literal["auto", "contiguous", "channels_last"] = pydantic.Field(
+        "auto", description="memory layout of a loop: auto, contiguous or channels_last"
+    )
+    convolution: Literal["auto", "grouped", "unfold"] = pydantic.Field(
+        "auto", description="of a stack: auto, grouped or unfold"
+    )
+    workers: int = pydantic.Field(0, ge=0, description="worker processes; 0: as many as cores")
+    threads: int = pydantic.Field(0, ge=0, description="torch threads of one process; 0: chosen by measurement")
 
 
 @dataclass(frozen=True)
@@ -171,6 +192,18 @@ def _value(text: str) -> Any:
     return text
 
 
+def combine(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys of `over` on top of those of `base`. Another choice by name leaves the old choice's settings behind."""
+    low, high = _flatten(base), _flatten(over)
+    for kind in REGISTRIES:
+        name = high.get(kind, high.get(f"{kind}.name"))
+        if name is not None:
+            old = low.pop(kind, low.pop(f"{kind}.name", None))
+            if old != name:
+                low = {k: v for k, v in low.items() if not k.startswith(f"{kind}.")}
+    return {**low, **high}
+
+
 def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
     """Settings from keys as a person writes them. `also` names further methods whose keys may appear and are skipped."""
     flat = _flatten(given)
@@ -201,6 +234,8 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
             made[kind] = AutoModel(options[kind])
         else:
             made[kind] = registry.make(names[kind], _merged(registry, names[kind], options[kind]))
+    if made["partition"].name == "natural":
+        general.setdefault("clients", 0)  # one for each natural id
     try:
         return Settings(General(**general), **made)
     except pydantic.ValidationError as error:
@@ -251,7 +286,14 @@ def _place(key: str, known: Mapping[str, set[str]], method: str, others: Mapping
     if rest and head in REGISTRIES:
         return head, rest
     if rest and head in methods.registry:
-        return ("method", rest) if methods.registry[head] is methods.registry[method] else ("", "")
+        if methods.registry[head] is methods.registry[method]:
+            return "method", rest
+        if methods.registry[head].name not in others:
+            raise ProtofedError(f"{key!r} is a setting of method {head!r}; this run's method is {method!r}")
+        options = methods.registry.options(head)
+        if rest.split(".")[0] not in options:
+            raise unknown(f"setting of method {head!r}:", rest, options)
+        return "", ""
     if key in General.model_fields:
         return "general", key
     owners = [kind for kind, names in known.items() if head in names]

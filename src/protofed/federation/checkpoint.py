@@ -90,7 +90,8 @@ def _pack(client: int, state: ClientState, keep_weights: bool) -> Iterator[tuple
     for part, tensors in parts.items():
         for name, value in tensors.items():
             yield f"{client}/{part}/{name}", value.contiguous()
-    yield f"{client}/memory/", torch.frombuffer(bytearray(wire.encode(state.memory)), dtype=torch.uint8)
+    if not state.memory.empty:
+        yield f"{client}/memory/", torch.frombuffer(bytearray(wire.encode(state.memory)), dtype=torch.uint8)
 
 
 def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:

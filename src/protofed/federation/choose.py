@@ -21,6 +21,7 @@ from torch import nn
 
 from .. import wire
 from ..data.types import ClientData, FederatedData
+from ..errors import ProtofedError
 from ..methods.base import Method, Setup
 from ..models.base import ModelSpec
 from ..wire import Bundle
@@ -108,7 +109,8 @@ def make_engine(plan: Plan, wanted: EngineSettings) -> tuple[Engine, EngineSetti
 
 def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
     began = time.perf_counter()
-    forks = "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
+    on_cpu = plan.data.clients[0].labelled.x.device.type == "cpu"
+    forks = on_cpu and "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
     workers = min(wanted.workers or cores(), plan.per_round) if forks else 1
     candidates = list(_options(plan, wanted, workers))
     alone: dict[EngineSettings, float] = {}  # one process's seconds; workers share the clients between them
@@ -118,7 +120,7 @@ def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
         if single not in alone:
             if alone and time.perf_counter() - began > BUDGET:
                 continue
-            alone[single] = _seconds_per_step(plan, single, min(alone.values(), default=0.0))
+            alone[single] = _tried(plan, single, min(alone.values(), default=0.0), required=wanted.engine != "auto")
         timed[option] = alone[single] / option.workers
     candidates = [o for o in candidates if o in timed] or candidates
     best = min(candidates, key=lambda o: timed.get(o, 0.0))
@@ -129,6 +131,19 @@ def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
         "engine: %s (ms per client step: %s; measured in %.2f s)", _label(best), lines, time.perf_counter() - began
     )
     return best
+
+
+def _tried(plan: Plan, option: EngineSettings, best: float, required: bool) -> float:
+    """A model that cannot be stacked (a branch on values, an operation vmap does not know) is trained in a loop."""
+    try:
+        return _seconds_per_step(plan, option, best)
+    except ProtofedError:
+        raise
+    except Exception as error:
+        if required or option.engine == "loop":
+            raise
+        log.info("engine: this model cannot be stacked (%s: %s)", type(error).__name__, str(error).splitlines()[0])
+        return float("inf")
 
 
 def _label(option: EngineSettings) -> str:
@@ -194,7 +209,7 @@ def _seconds_per_step(plan: Plan, option: EngineSettings, best: float) -> float:
                 train_client(task, engine.skeleton, engine.state(0), short(0), received, 0, 1)
 
             return _best_time(work) / steps
-        if best > LARGE and next(iter(plan.data.clients)).labelled.x.device.type == "cpu":
+        if best > LARGE and plan.data.clients[0].labelled.x.device.type == "cpu":
             return float("inf")
         stack = plan.stack(option.convolution)
         task = replace(stack.task, local=local)

@@ -64,6 +64,7 @@ class PlainEngine:
         self.channels_last = channels_last
         self.task = Task(method, local, seed, data.num_classes)
         self.method, self.model, self.data = method, model, data
+        self.device = data.clients[0].labelled.x.device
         self.own_start = initial == "own" and method.private_model
         self.skeleton = self._build()
         self.start: Mapping[str, Tensor] = self.skeleton.weights()
@@ -72,7 +73,8 @@ class PlainEngine:
     def _build(self, *who: int) -> Skeleton:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *who))
-            return Skeleton(self.model.build(self.data.sample_shape, self.data.num_classes), self.channels_last)
+            module = self.model.build(self.data.sample_shape, self.data.num_classes)
+        return Skeleton(module.to(self.device), self.channels_last)
 
     def state(self, client: int) -> ClientState:
         """A client's state; one that has not taken part yet holds its initial model."""
@@ -91,7 +93,7 @@ class PlainEngine:
         arrived: dict[int, Bundle] = {}
         for client, message in downloads.items():
             if id(message) not in arrived:  # the same for all: decoded once
-                arrived[id(message)] = wire.decode(message, f"server's message to client {client}")
+                arrived[id(message)] = wire.decode(message, f"server's message to client {client}").to(self.device)
             data = self.data.clients[client]
             after, upload, terms, failure = train_client(
                 self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round
@@ -104,6 +106,7 @@ class PlainEngine:
     def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
         shared: dict[int, Output] = {}
         result = []
+        server = server.to(self.device)
         if not self.method.private_model:
             self.skeleton.load({**self.start, **server.weights})
         for client in clients:
@@ -130,7 +133,10 @@ class PlainEngine:
         return self.clients
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
-        self.clients = dict(states)
+        self.clients = {
+            c: ClientState({k: v.to(self.device) for k, v in s.weights.items()}, s.optimiser, s.memory.to(self.device))
+            for c, s in states.items()
+        }
 
     def describe(self) -> str:
         return "loop: clients one after another" + (", channels last" if self.channels_last else "")

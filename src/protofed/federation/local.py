@@ -88,7 +88,7 @@ class TrainedClient:
     @cached_property
     def _outputs(self) -> tuple[Output, Batch]:
         x, y = self.data.take()
-        return self.skeleton.outputs(x), Batch(x, y, torch.ones(len(y)))
+        return self.skeleton.outputs(x), Batch(x, y, torch.ones(len(y), device=x.device))
 
     def outputs(self) -> tuple[Output, Batch]:
         return self._outputs
@@ -144,7 +144,7 @@ def train_client(
     network = TrainingNetwork(skeleton)
     skeleton.module.train()
 
-    totals: dict[str, Tensor] = {}
+    totals: dict[str, Tensor | float] = {}
     seen = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.derive(task.seed, "dropout", client, round))
@@ -153,16 +153,18 @@ def train_client(
         pool = data.unlabelled
         for step in method.steps(data.labelled.labels, len(pool or ()), local.epochs, local.batch, order):
             x, y = data.labelled.take(step.labelled)
-            batch = Batch(x, y, torch.ones(len(y)))
+            batch = Batch(x, y, torch.ones(len(y), device=x.device))
             if pool is not None and step.unlabelled is not None:
                 weak, strong = method.views(pool.take(step.unlabelled), views)
-                batch = batch._replace(weak=weak, strong=strong, unlabelled_weight=torch.ones(len(weak)))
+                batch = batch._replace(
+                    weak=weak, strong=strong, unlabelled_weight=torch.ones(len(weak), device=x.device)
+                )
             with one_sample_is_too_few(client):
                 terms = method.client_loss(network, batch, has, round)
             total = torch.stack(list(terms.values())).sum()
             optimiser.step(torch.autograd.grad(total, params, materialize_grads=True))
             for name, value in terms.items():
-                totals[name] = totals.get(name, torch.zeros(())) + value.detach() * len(y)
+                totals[name] = totals.get(name, 0.0) + value.detach() * len(y)
             seen += len(y)
 
     losses = {name: float(value) / seen for name, value in totals.items()}

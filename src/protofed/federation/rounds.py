@@ -60,7 +60,7 @@ class Federation:
             data.num_classes,
             engine.skeleton.dim,
             tuple(len(c.labelled) for c in data.clients),
-            engine.start,
+            {name: value.cpu() for name, value in engine.start.items()},
             seed,
         )
         self.expected = wire.Expected(

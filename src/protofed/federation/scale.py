@@ -67,9 +67,9 @@ def on_first(work: Callable[[], T]) -> T:
             outcome = (work(), None)
         except ProtofedError as error:
             outcome = (None, error)
-    result, error = from_first(outcome)
-    if error is not None:
-        raise error
+    result, failure = from_first(outcome)
+    if failure is not None:
+        raise failure
     return result
 
 

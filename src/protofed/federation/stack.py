@@ -112,11 +112,12 @@ class Plan:
         weight = torch.zeros(len(steps), longest, widest)
         for k, client in enumerate(steps):
             rows[k] = data[k].index[0]
-            chosen = data[k].index[torch.cat([step.labelled for step in client])]
+            chosen = data[k].index.cpu()[torch.cat([step.labelled for step in client])]
             at = torch.arange(widest)[None, :] < torch.tensor(sizes[k])[:, None]
             rows[k, : counts[k]][at] = chosen
             weight[k, : counts[k]][at] = 1.0
-        return cls(rows, weight, counts, sizes)
+        device = data[0].x.device
+        return cls(rows.to(device), weight.to(device), counts, sizes)
 
 
 def _common(values: Sequence[Any]) -> tuple[Any, Any]:
@@ -186,10 +187,10 @@ def train_stack(
                     buffers[name][rows] = value
                 for name, value in terms.items():
                     if name not in totals:
-                        totals[name] = torch.zeros(len(jobs))
+                        totals[name] = torch.zeros(len(jobs), device=x.device)
                     totals[name][rows] += value.detach() * weight.sum(1)
 
-    seen = torch.tensor([sum(s) for s in plan.sizes], dtype=torch.float32)
+    seen = torch.tensor([sum(s) for s in plan.sizes], dtype=torch.float32, device=x.device)
     means = {name: (value / seen).tolist() for name, value in totals.items()}
     whole = {name: {**params, **buffers}[name] for name in skeleton.slots}
     stacked = StackedOutputs(skeleton, whole, [j.data.labelled for j in jobs_sorted], task.num_classes)
@@ -238,7 +239,9 @@ def _unlabelled(
     return {
         "weak": torch.stack([_filled(weak, widest) for weak, _ in pairs]),
         "strong": torch.stack([_filled(strong, widest) for _, strong in pairs]),
-        "unlabelled_weight": torch.stack([(torch.arange(widest) < len(weak)).float() for weak, _ in pairs]),
+        "unlabelled_weight": torch.stack(
+            [(torch.arange(widest, device=weak.device) < len(weak)).float() for weak, _ in pairs]
+        ),
     }
 
 
@@ -257,7 +260,7 @@ def _groups(sizes: Sequence[int], alone: bool) -> list[tuple[slice | Tensor, int
 def _finite_rows(weights: Mapping[str, Tensor], clients: int) -> list[bool]:
     good = torch.ones(clients, dtype=torch.bool)
     for value in weights.values():
-        good &= torch.isfinite(value.reshape(clients, -1).sum(1))
+        good &= torch.isfinite(value.reshape(clients, -1).sum(1)).cpu()
     return good.tolist()
 
 
@@ -288,7 +291,7 @@ def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Index lists side by side, filled up with their first entry; weight 0 where filled."""
     widest = max(len(i) for i in indices)
     rows = torch.stack([torch.cat([i, i[:1].expand(widest - len(i))]) for i in indices])
-    weight = torch.stack([(torch.arange(widest) < len(i)).float() for i in indices])
+    weight = torch.stack([(torch.arange(widest, device=i.device) < len(i)).float() for i in indices])
     return rows, weight
 
 
@@ -344,7 +347,7 @@ class StackEngine(PlainEngine):
         shared: dict[int, Received] = {}
         for client, message in downloads.items():
             if id(message) not in arrived:
-                arrived[id(message)] = wire.decode(message, f"server's message to client {client}")
+                arrived[id(message)] = wire.decode(message, f"server's message to client {client}").to(self.device)
             state = self.state(client)
             received = shared.get(id(message)) if state.memory.empty else None
             if received is None:
@@ -367,6 +370,7 @@ class StackEngine(PlainEngine):
         if not self.method.private_model:
             return super().evaluate(server, clients, part)  # one model: nothing to stack
         scores = []
+        server = server.to(self.device)
         for first in range(0, len(clients), self.largest):
             scores += self._evaluate_group(server, clients[first : first + self.largest], part)
         return scores

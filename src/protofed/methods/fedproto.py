@@ -22,7 +22,7 @@ class FedProto(SharedBank):
 
     weight: float = 1.0  # λ; the unit of distance is the mean squared difference over dimensions
     reduction: Literal["mean", "sum"] = "mean"
-    aggregation: Literal["mean", "size-weighted"] = "mean"  # the published code's; the paper's Eq. 6 is size-weighted
+    aggregation: Literal["size-weighted", "mean"] = "size-weighted"  # the paper's Eq. 6; its published code: mean
 
     def __post_init__(self) -> None:
         if self.weight < 0:

@@ -1,0 +1,347 @@
+"""Every engine gives the plain loop's numbers, for every method; and a worker's death is survived."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+import protofed as pf
+from conftest import SMALL, blobs
+from protofed import methods, models
+from protofed.data import Dataset
+from protofed.experiment.run import build
+from protofed.experiment.settings import resolve
+from protofed.federation.choose import EngineSettings
+from protofed.federation.local import Skeleton
+from protofed.federation.stack import UnfoldConv2d, with_unfolded_convolutions
+from protofed.methods.base import registry as method_registry
+
+LOOP = EngineSettings("loop", "loop", "contiguous", "grouped", 1, 1)
+ENGINES = {
+    "channels last": replace(LOOP, layout="channels_last"),
+    "stack": EngineSettings("stack", "stack", "contiguous", "grouped", 1, 1),
+    "stack unfold": EngineSettings("stack", "stack", "contiguous", "unfold", 1, 1),
+    "workers": EngineSettings("workers", "loop", "contiguous", "grouped", 2, 1),
+    "workers stack": EngineSettings("workers", "stack", "contiguous", "grouped", 3, 1),
+}
+
+
+def images(classes=4, per_class=20, size=16, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.arange(classes).repeat_interleave(per_class)
+    x = torch.randn(len(y), 1, size, size, generator=g) + y[:, None, None, None]
+    return Dataset.from_arrays(x, y, x[::4], y[::4], num_classes=classes)
+
+
+def finish(settings, engine):
+    settings, federation = build(settings.with_engine(engine))
+    try:
+        records = list(federation)
+        states = {
+            c: ({n: w.clone() for n, w in s.weights.items()}, s.optimiser, s.memory)
+            for c, s in federation.engine.export().items()
+        }
+    finally:
+        federation.engine.close()
+    return federation.state, states, records
+
+
+def assert_same(settings, engine):
+    server, states, records = finish(settings, LOOP)
+    other_server, other_states, other_records = finish(settings, engine)
+    assert states.keys() == other_states.keys()
+    close = {"rtol": 1e-4, "atol": 1e-5}
+    for client, (weights, optimiser, _) in states.items():
+        for name, value in weights.items():
+            torch.testing.assert_close(other_states[client][0][name], value, **close)
+        assert optimiser.keys() == other_states[client][1].keys()
+        for name, value in optimiser.items():
+            torch.testing.assert_close(other_states[client][1][name], value, **close)
+    for name, value in server.weights.items():
+        torch.testing.assert_close(other_server.weights[name], value, **close)
+    if server.bank is not None:
+        torch.testing.assert_close(other_server.bank.means, server.bank.means, **close)
+        assert torch.equal(other_server.bank.counts, server.bank.counts)
+    for one, other in zip(records, other_records, strict=True):
+        assert other.loss == pytest.approx(one.loss, rel=1e-4)
+        assert other.up == one.up and other.down == one.down
+        for a, b in zip(one.scores, other.scores, strict=True):  # a sample on the boundary may fall to either side
+            assert abs(a.head - b.head) <= 1 and abs(a.prototype - b.prototype) <= 1 and a.samples == b.samples
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", methods.available())
+def test_every_method_on_every_engine_equals_the_plain_loop(method, engine):
+    """Ragged clients, batches that do not divide, partial participation, two epochs."""
+    changes = {"rounds": 2, "batch": 5, "shot_spread": 3.0, "participation": 0.8, "epochs": 2}
+    if method == "fedsap":
+        changes["alignment"] = {"start": 0, "end": 2}
+    assert_same(resolve(method, {**SMALL, "data": blobs(), **changes}), ENGINES[engine])
+
+
+IMAGE = {k: v for k, v in SMALL.items() if k != "hidden"} | {
+    "embedding": 6,
+    "shot_spread": 1.0,
+    "clients": 3,
+    "rounds": 2,
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_convolutions(engine):
+    changes = {"model": "cnn", "channels": [2, 3], "shot": 5}
+    assert_same(resolve("fedproto", {**IMAGE, **changes, "data": images()}), ENGINES[engine])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_batch_norm(engine):
+    """No padding enters the statistics: clients with other batch sizes are run apart.
+
+    A ReLU that rounding flips changes single small biases of so deep a network, so the whole model is compared.
+    """
+    changes = {"model": "resnet18", "shot": 6, "batch": 32, "lr": 0.001, "rounds": 2, "shot_spread": 2.0}
+    settings = resolve("fedproto", {**IMAGE, **changes, "data": images()})
+    _, federation = build(settings.with_engine(LOOP))
+    assert len({len(c.labelled) for c in federation.data.clients}) > 1
+    _, states, _ = finish(settings, LOOP)
+    _, others, _ = finish(settings, ENGINES[engine])
+    for client, (weights, *_) in states.items():
+        for kind in ("running_mean", "running_var", "weight", "bias"):
+            names = [n for n in weights if n.endswith(kind)]
+            one, other = (torch.cat([w[n].flatten() for n in names]) for w in (weights, others[client][0]))
+            assert float((one - other).norm() / one.norm()) < 1e-4, kind
+
+
+@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "rmsprop"])
+def test_kept_optimisers(optimiser, engine):
+    changes = {"optimiser": optimiser, "keep_optimiser": True, "lr": 0.003, "weight_decay": 0.01, "rounds": 3}
+    assert_same(resolve("fedproto", {**SMALL, "data": blobs(), **changes}), ENGINES[engine])
+
+
+@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+def test_client_memory_own_models_and_a_different_download_for_each(engine):
+    """What the interface must carry: state a client keeps, and messages that differ from client to client."""
+
+    @methods.register("personal")
+    @dataclass(frozen=True)
+    class Personal(methods.fedproto.FedProto):
+        """Each client is sent a bank scaled by its number, and counts its rounds."""
+
+        def send(self, state, client, round):
+            return replace(state, bank=replace(state.bank, means=state.bank.means * (1 + client / 10)))
+
+        def client_loss(self, network, batch, received, round):
+            terms = super().client_loss(network, batch, received, round)
+            return {**terms, "memory": 0.01 * received.memory.scalars.get("rounds", 0.0) * terms["ce"]}
+
+        def client_remember(self, trained, received, round):
+            return pf.wire.Bundle(scalars={"rounds": received.memory.scalars.get("rounds", 0.0) + 1})
+
+    try:
+        settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})
+        assert_same(settings, ENGINES[engine])
+        _, states, _ = finish(settings, ENGINES[engine])
+        assert all(memory.scalars == {"rounds": 3.0} for *_, memory in states.values())
+    finally:
+        method_registry._entries.pop("personal")
+
+
+@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+def test_a_client_that_goes_to_nan_is_dropped_on_every_engine(engine):
+    _, federation = build(resolve("fedproto", {**SMALL, "data": blobs(), "rounds": 2}).with_engine(ENGINES[engine]))
+    data = federation.data.clients[3]
+    data.labelled.x[data.labelled.index] *= 1e38  # in place: the shared tensor, whose rows are this client's alone
+    records = list(federation)
+    assert all(set(r.dropped) == {3} for r in records)
+    assert "NaN" in records[0].dropped[3]
+    federation.engine.close()
+
+
+def test_unfolded_convolution_equals_torchs():
+    for options in ({}, {"stride": 2, "padding": 1}, {"dilation": 2, "bias": False}, {"padding": (2, 1)}):
+        plain = nn.Conv2d(3, 5, 3, **options)
+        twin = with_unfolded_convolutions(nn.Sequential(plain))[0]
+        assert type(twin) is UnfoldConv2d and type(plain) is nn.Conv2d
+        x = torch.randn(2, 3, 9, 8)
+        torch.testing.assert_close(twin(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert type(with_unfolded_convolutions(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))[0]) is nn.Conv2d
+
+
+def workers_of(federation):
+    return [w.process.pid for w in federation.engine.workers]
+
+
+def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
+    """kill -9 in the middle of training: the run goes on, and ends with the numbers of an undisturbed run."""
+    settings = resolve("fedsap", {**SMALL, "data": blobs(per_class=200), "shot": 60, "rounds": 6, "epochs": 3})
+    _, _, records = finish(settings, ENGINES["workers"])
+    _, federation = build(settings.with_engine(ENGINES["workers"]))
+    federation.step()
+    first = workers_of(federation)
+    script = f"import os, time; time.sleep(0.15); os.kill({first[0]}, {int(signal.SIGKILL)})"
+    with caplog.at_level(logging.WARNING, "protofed"):
+        subprocess.Popen([sys.executable, "-c", script])
+        later = list(federation)
+        deadline = time.monotonic() + 10
+        while "died" not in caplog.text and time.monotonic() < deadline:  # killed only after the last round: go on
+            federation.rounds += 1
+            extra = federation.step()
+            assert not extra.dropped
+    assert "died" in caplog.text and "last state" in caplog.text
+    assert workers_of(federation)[0] != first[0]
+    assert not any(r.dropped for r in later)
+    assert [r.loss for r in later] == [r.loss for r in records[1:]]
+    federation.engine.close()
+
+
+def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
+    @methods.register("deadly")
+    @dataclass(frozen=True)
+    class Deadly(methods.fedproto.FedProto):
+        """One client's training ends its process."""
+
+        def client_return(self, trained, received, round):
+            if int(trained.num_samples) == largest:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().client_return(trained, received, round)
+
+    try:
+        settings = resolve("deadly", {**SMALL, "data": blobs(), "rounds": 2, "shot_spread": 4.0})
+        _, federation = build(settings.with_engine(ENGINES["workers"]))
+        sizes = [len(c.labelled) for c in federation.data.clients]
+        largest = max(sizes)
+        bad = {i for i, n in enumerate(sizes) if n == largest}
+        records = list(federation)
+        assert all(set(r.dropped) == bad for r in records)
+        assert all("died" in why for r in records for why in r.dropped.values())
+        federation.engine.close()
+    finally:
+        method_registry._entries.pop("deadly")
+
+
+def test_workers_end_with_their_parent(tmp_path):
+    """kill -9 of the parent leaves no worker behind."""
+    words = ["run", "fedproto", "clients=4", "shot=6", "rounds=100000", "engine=workers", "inner=loop", "workers=2"]
+    process = subprocess.Popen([sys.executable, "-m", "protofed", *words, "--out", str(tmp_path / "r")], stdout=-3)
+    file = tmp_path / "r" / "rounds.jsonl"
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = subprocess.run(
+        ["ps", "--ppid", str(process.pid), "-o", "pid="], capture_output=True, text=True
+    ).stdout.split()
+    assert len(children) == 2
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        alive = [pid for pid in children if os.path.exists(f"/proc/{pid}/stat") and not _zombie(pid)]  # noqa: PTH110
+        if not alive:
+            break
+        time.sleep(0.1)
+    assert not alive
+
+
+def _zombie(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+            return file.read().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_auto_chooses_logs_and_writes_down_its_choice(caplog, tmp_path):
+    changes = {"engine": "auto", "inner": "auto", "layout": "auto", "convolution": "auto", "workers": 0, "threads": 0}
+    with caplog.at_level(logging.INFO, "protofed"):
+        pf.run("fedproto", out=tmp_path / "r", **{**SMALL, "data": blobs(), **changes})
+    assert "engine: " in caplog.text and "ms per client step" in caplog.text
+    text = (tmp_path / "r" / "settings.toml").read_text()
+    assert '"auto"' not in text and "workers = 0" not in text and "threads = 0" not in text
+
+
+def test_auto_trains_a_model_that_cannot_be_stacked(caplog):
+    class Branching(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.encoder, self.head = nn.Linear(6, 5), nn.Linear(5, classes)
+
+        def forward(self, x):
+            z = self.encoder(x)
+            if float(z.detach().sum()) > 1e9:  # a branch on values: vmap refuses it
+                z = 2 * z
+            return z, self.head(z)
+
+    models.register_module("branching", lambda shape, classes: Branching(classes))
+    keys = {k: v for k, v in SMALL.items() if k not in ("embedding", "hidden", "model", "engine", "layout", "workers")}
+    try:
+        with caplog.at_level(logging.INFO, "protofed"):
+            result = pf.run("fedproto", model="branching", data=blobs(), **keys)
+        assert result.metrics
+        assert "cannot be stacked" in caplog.text
+    finally:
+        models.registry._entries.pop("branching")
+
+
+def test_an_idle_client_takes_no_memory():
+    """States of clients that never took part are not even made."""
+    keys = {
+        **SMALL,
+        "data": blobs(per_class=60),
+        "partition": "iid",
+        "clients": 100,
+        "participation": 0.02,
+        "rounds": 3,
+    }
+    del keys["way"], keys["shot"]
+    for engine in (LOOP, ENGINES["stack"], ENGINES["workers"]):
+        _, federation = build(resolve("fedproto", {**keys, "evaluate_every": 10}).with_engine(engine))
+        seen = {c for r in (federation.step(), federation.step()) for c in r.participants}
+        assert set(federation.engine.export()) == seen
+        federation.engine.close()
+
+
+def test_skeleton_in_channels_last_gives_the_same_outputs():
+    torch.manual_seed(0)
+    module = models.build("cnn", (3, 16, 16), 4)
+    x = torch.randn(5, 3, 16, 16)
+    plain = Skeleton(module).outputs(x)
+    torch.testing.assert_close(Skeleton(module, channels_last=True).outputs(x), plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["fedsap", "fedavg"])
+def test_two_ranks_by_torchrun_give_the_numbers_of_one_process(method, tmp_path):
+    keys = [
+        "clients=5",
+        "shot=6",
+        "rounds=3",
+        "checkpoint_every=2",
+        "engine=loop",
+        "layout=contiguous",
+        "threads=1",
+        "workers=1",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run([sys.executable, "-m", "protofed", "run", method, *keys, "--out", str(one)], check=True, env=env)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    port = ["--master-port", str(20000 + os.getpid() % 20000)]
+    done = subprocess.run(
+        [*launch, *port, "-m", "protofed", "run", method, *keys, "--out", str(two)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("run folder:") == 1  # the first rank speaks, the other is silent
+    assert (one / "clients.jsonl").read_text() == (two / "clients.jsonl").read_text()
+    latest = "checkpoint/round-000003"
+    for name in ("server.safetensors", "clients.safetensors"):
+        assert (one / latest / name).read_bytes() == (two / latest / name).read_bytes()
