@@ -144,6 +144,8 @@ def test_a_command_uses_what_exists(line, place):
     parsed = command.make_context(command.name, list(words)).params
     if command.name not in ("run", "compare", "show") or placeholder:
         return
+    for file in parsed.get("load") or ():
+        runpy.run_path(str(ROOT / file), run_name="mine")
     (place / "pictures").mkdir()
     given = read_toml(ROOT / parsed["config"]) if parsed["config"] else {}
     pairs = parsed.get("settings") or [w for w in parsed.get("methods_and_settings", ()) if "=" in w]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import runpy
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -34,12 +35,21 @@ app.add_typer(data_app, name="data")
 Pairs = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for instance rounds=20 lr=0.05")]
 Config = Annotated[Path | None, typer.Option("--config", "-c", help="Settings in a TOML file; key=value overrides it.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to write; must not exist yet.")]
+Load = Annotated[list[Path] | None, typer.Option("--load", help="A Python file that registers what is your own.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
 
 
 @app.callback()
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
     """Prototype-based federated learning: compare methods fairly, simulate quickly, run for real."""
+
+
+def _load(files: list[Path] | None) -> None:
+    """Run Python files that register methods, models, data sources or partitions of a person's own."""
+    for file in files or []:
+        if not file.is_file():
+            raise ProtofedError(f"--load {file}: no such file")
+        runpy.run_path(str(file), run_name=file.stem)
 
 
 def _given(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
@@ -54,8 +64,9 @@ def _fresh(label: str) -> Path:
 
 
 @app.command()
-def run(method: str, settings: Pairs = None, config: Config = None, out: Out = None) -> None:
+def run(method: str, settings: Pairs = None, config: Config = None, out: Out = None, load: Load = None) -> None:
     """Run one method: `protofed run fedsap data=digits rounds=20`."""
+    _load(load)
     console = make_console()
     chosen = resolve(method, _given(config, settings))
     folder = out or _fresh(f"{chosen.method.name}-{getattr(chosen.data, 'name', 'data')}")
@@ -95,8 +106,10 @@ def compare(
     config: Config = None,
     out: Out = None,
     jobs: Jobs = None,
+    load: Load = None,
 ) -> None:
     """Compare methods under the same settings and seeds; Local is always among them."""
+    _load(load)
     console = make_console()
     names = [word for word in methods_and_settings if "=" not in word]
     given = _given(config, [word for word in methods_and_settings if "=" in word])
@@ -118,8 +131,9 @@ def _print_comparison(result: Comparison) -> None:
 
 
 @app.command()
-def resume(folder: Path, jobs: Jobs = None) -> None:
+def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
     """Continue a run or a comparison that was stopped, from its last checkpoint."""
+    _load(load)
     console = make_console()
     if is_comparison(folder):
         with CompareWatch(console, sum(1 for _ in _cells(folder))).live() as watch_cells:

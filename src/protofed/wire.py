@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -179,8 +180,8 @@ def _decode_bank(body: dict[str, Tensor], name: str, shape: list[int]) -> Protot
         raise ValueError(f"{what}: dtypes {means.dtype}, {counts.dtype}, {rows.dtype}")
     if bool((counts == 0).any()):
         raise ValueError(f"{what}: a row with no samples behind it")
-    index = rows.to(torch.int64)
-    if len(index) and (int(index[0]) < 0 or int(index[-1]) >= total or bool((index.diff() <= 0).any())):
+    index, numbers = rows.to(torch.int64), rows.tolist()
+    if numbers and (numbers[0] < 0 or numbers[-1] >= total or any(a >= b for a, b in pairwise(numbers))):
         raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
     flat_means = torch.zeros(total, dim, dtype=means.dtype)
     flat_counts = torch.zeros(total, dtype=counts.dtype)
@@ -307,5 +308,6 @@ def _alike(what: str, value: Tensor, template: Tensor | None) -> None:
 def _numbers(what: str, value: Tensor) -> None:
     if value.dtype not in NUMBERS:
         raise WireError(f"{what} is {value.dtype}; expected numbers")
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+    # a finite sum is cheap proof; an infinite one may also come of large values
+    if value.is_floating_point() and not (math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())):
         raise WireError(f"{what} holds NaN or infinity")

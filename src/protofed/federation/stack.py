@@ -108,14 +108,17 @@ class Plan:
         counts = [len(s) for s in steps]
         sizes = [[len(step.labelled) for step in client] for client in steps]
         longest, widest = max(counts), max(max(s) for s in sizes)
-        rows = torch.zeros(len(steps), longest, widest, dtype=torch.int64)
+        indices = [d.index.cpu() for d in data]
+        rows = torch.stack([i[0] for i in indices])[:, None, None].repeat(1, longest, widest)
         weight = torch.zeros(len(steps), longest, widest)
-        for k, client in enumerate(steps):
-            rows[k] = data[k].index[0]
-            chosen = data[k].index.cpu()[torch.cat([step.labelled for step in client])]
-            at = torch.arange(widest)[None, :] < torch.tensor(sizes[k])[:, None]
-            rows[k, : counts[k]][at] = chosen
-            weight[k, : counts[k]][at] = 1.0
+        chosen = torch.cat([i[torch.cat([s.labelled for s in own])] for i, own in zip(indices, steps, strict=True)])
+        # where each sample goes: its step's first place, and how far into the batch it is
+        lengths = torch.tensor([n for own in sizes for n in own])
+        begin = torch.tensor([(k * longest + s) * widest for k, own in enumerate(sizes) for s in range(len(own))])
+        into = torch.arange(len(chosen)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        place = begin.repeat_interleave(lengths) + into
+        rows.view(-1)[place] = chosen
+        weight.view(-1)[place] = 1.0
         device = data[0].x.device
         return cls(rows.to(device), weight.to(device), counts, sizes)
 
