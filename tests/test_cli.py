@@ -218,3 +218,38 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
     text = output.decode()
     for word in ("2/2", "head", "loss", "left", "━"):
         assert word in text
+
+
+def test_own_methods_are_loaded_from_a_file(call, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from protofed.methods import register\n"
+        "from protofed.methods.local import Local\n"
+        "@register('my-own')\n@dataclass(frozen=True)\nclass Mine(Local):\n    'Local by another name.'\n"
+    )
+    try:
+        assert call("run", "my-own", *QUICK)[0] == 2
+        assert call("run", "my-own", *QUICK, "--load", "mine.py", "--out", "r")[0] == 0
+        code, out, _ = call(
+            "compare", "my-own", *QUICK, "--load", "mine.py", "--seeds", "1", "--jobs", "2", "--out", "c"
+        )
+        assert code == 0 and "my-own" in out
+        assert call("run", "local", "--load", "no.py")[0] == 2
+    finally:
+        pf.methods.registry._entries.pop("my-own", None)
+
+
+def test_a_choice_on_the_command_line_replaces_the_files(call, tmp_path):
+    (tmp_path / "s.toml").write_text('[partition]\nname = "dirichlet"\nalpha = 0.3\n')
+    assert call("run", "local", "rounds=1", "clients=3", "--config", "s.toml", "alpha=0.9", "--out", "a")[0] == 0
+    assert "alpha = 0.9" in (tmp_path / "a/settings.toml").read_text()
+    assert call("run", "local", "rounds=1", "clients=3", "--config", "s.toml", "partition=iid", "--out", "b")[0] == 0
+    assert 'name = "iid"' in (tmp_path / "b/settings.toml").read_text()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(call, tmp_path):
+    code, _, err = call(
+        "run", "fedproto", "labels=server", "server_labels=50", "clients=4", "partition=iid", "--out", "r"
+    )
+    assert code == 2 and "client 0" in err
+    assert not (tmp_path / "r").exists()

@@ -265,3 +265,32 @@ def test_a_method_is_one_registration(tiny):
         assert result.metrics[0]["accuracy_head"] == result.metrics[-1]["accuracy_head"]
     finally:
         method_registry._entries.pop("always-zero")
+
+
+def test_best_on_validation_is_chosen_by_validation_and_never_by_test(tiny):
+    result = pf.run("fedproto", **{**SMALL, "data": tiny, "rounds": 6, "validation_share": 0.25, "shot": 12})
+    best = result.summary["best_on_validation"]
+    top = max(row["validation_head"] for row in result.metrics)
+    chosen = next(row for row in result.metrics if row["validation_head"] == top)
+    assert best["round"] == chosen["round"] and best["accuracy_head"] == chosen["accuracy_head"]
+    assert "best_on_validation" not in pf.run("fedproto", **{**SMALL, "data": tiny}).summary
+    last = [row["accuracy_head"] for row in result.metrics[-5:]]
+    assert result.summary["last_five"]["accuracy_head"] == pytest.approx(sum(last) / 5)
+    assert result.summary["last_round"]["accuracy_head"] == last[-1]
+
+
+def test_local_test_split_is_the_clients_own_data(tiny):
+    _, federation = build(settings_for("fedproto", tiny, test="local", shot=10))
+    for client in federation.data.clients:
+        assert client.test.x is client.labelled.x
+        assert not set(client.test.index.tolist()) & set(client.labelled.index.tolist())
+    assert all(s.samples > 0 for s in federation.step().scores)
+
+
+def test_natural_clients_are_counted_from_the_data():
+    data = blobs()
+    groups = torch.arange(len(data.y_train)) % 7
+    natural = replace(data, group_train=groups)
+    keys = {k: v for k, v in SMALL.items() if k not in ("clients", "way", "shot", "partition")}
+    result = pf.run("fedproto", data=natural, partition="natural", **keys)
+    assert result.summary["clients"] == 7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import runpy
+import importlib.util
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -49,7 +49,11 @@ def _load(files: list[Path] | None) -> None:
     for file in files or []:
         if not file.is_file():
             raise ProtofedError(f"--load {file}: no such file")
-        runpy.run_path(str(file), run_name=file.stem)
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[file.stem] = module
+        spec.loader.exec_module(module)
 
 
 def _given(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:

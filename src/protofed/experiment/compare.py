@@ -127,13 +127,14 @@ def _run_cells(
         # forked where possible: quick to start, and a person's own methods and data are there
         context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
         queue = context.Queue()
-        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=(queue,)) as pool:
-            waiting = {pool.submit(_run_cell_in_worker, c, s, places[c]): c for c, s in cells.items()}
+        begin = (queue, cells, places)  # inherited by forking: only names and results are pickled
+        with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin_worker, initargs=begin) as pool:
+            waiting = {pool.submit(_run_cell_in_worker, cell): cell for cell in cells}
             listener = threading.Thread(target=_listen, args=(queue, watch), daemon=True)
             listener.start()
             try:
                 for future in as_completed(waiting):
-                    done[waiting[future]] = future.result()
+                    done[waiting[future]] = Result(cells[waiting[future]], *future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -163,16 +164,18 @@ def _run_cell(cell: str, settings: Settings, place: Path | None, watch: Watch | 
     return run(settings, out=place, watch=report)
 
 
-_queue: Any = None
+_given: tuple[Any, dict[str, Settings], dict[str, Path | None]]
 
 
-def _begin_worker(queue: Any) -> None:
-    global _queue
-    _queue = queue
+def _begin_worker(*given: Any) -> None:
+    global _given
+    _given = given  # type: ignore[assignment]
 
 
-def _run_cell_in_worker(cell: str, settings: Settings, place: Path | None) -> Result:
-    return _run_cell(cell, settings, place, _queue.put)
+def _run_cell_in_worker(cell: str) -> tuple[list[dict[str, Any]], dict[str, Any], Path | None]:
+    queue, cells, places = _given
+    result = _run_cell(cell, cells[cell], places[cell], queue.put)
+    return result.metrics, result.summary, result.folder
 
 
 def _listen(queue: Any, watch: Watch | None) -> None:
