@@ -169,7 +169,7 @@ _given: tuple[Any, dict[str, Settings], dict[str, Path | None]]
 
 def _begin_worker(*given: Any) -> None:
     global _given
-    _given = given  # type: ignore[assignment]
+    _given = given
 
 
 def _run_cell_in_worker(cell: str) -> tuple[list[dict[str, Any]], dict[str, Any], Path | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,6 @@ from ..federation.rounds import participants_per_round
 from .folder import History, RunFolder, summarise
 from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
 
-log = logging.getLogger("protofed")
 Watcher = Callable[[Record, int], None]
 
 
@@ -136,7 +134,7 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
     """Continue a run that was stopped, from its last checkpoint; the result is that of a run never stopped."""
     if scale.asked_for():
         scale.begin()
-    place, given = scale.on_first(lambda: (lambda p: (p, p.settings()))(RunFolder.open(Path(folder))))
+    place, given = scale.on_first(lambda: _opened(Path(folder)))
     name = given.get("data", {}).get("name")
     if data is not None:
         given["data"] = data
@@ -148,6 +146,11 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
         checkpoint.load(federation, place.checkpoint)
         history = scale.on_first(lambda: place.rewind(federation.round))
         return _drive(settings, federation, place, history, watch)
+
+
+def _opened(folder: Path) -> tuple[RunFolder, dict[str, Any]]:
+    place = RunFolder.open(folder)
+    return place, place.settings()
 
 
 def _drive(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,13 @@ from .. import seeds
 from ..bank import PrototypeBank
 from ..data.types import ClientData, Samples
 from ..errors import ProtofedError
-from ..methods.base import Batch, Method, Received
+from ..methods.base import Batch, Method, Received, Step
 from ..models.base import Output
 from ..wire import Bundle
 from .optimiser import LocalSettings, Optimiser
 
 EVAL_BATCH = 512
+GATHER = 32  # steps whose samples are fetched together
 
 
 class Skeleton:
@@ -144,15 +146,15 @@ def train_client(
     network = TrainingNetwork(skeleton)
     skeleton.module.train()
 
-    totals: dict[str, Tensor | float] = {}
-    seen = 0
+    names: list[str] = []
+    values, sizes = [], []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.derive(task.seed, "dropout", client, round))
         order = seeds.torch_stream(task.seed, "batches", client, round)
         views = seeds.torch_stream(task.seed, "views", client, round)
         pool = data.unlabelled
-        for step in method.steps(data.labelled.labels, len(pool or ()), local.epochs, local.batch, order):
-            x, y = data.labelled.take(step.labelled)
+        steps = method.steps(data.labelled.labels, len(pool or ()), local.epochs, local.batch, order)
+        for step, x, y in _gathered(steps, data.labelled, skeleton):
             batch = Batch(x, y, torch.ones(len(y), device=x.device))
             if pool is not None and step.unlabelled is not None:
                 weak, strong = method.views(pool.take(step.unlabelled), views)
@@ -161,13 +163,13 @@ def train_client(
                 )
             with one_sample_is_too_few(client):
                 terms = method.client_loss(network, batch, has, round)
-            total = torch.stack(list(terms.values())).sum()
-            optimiser.step(torch.autograd.grad(total, params, materialize_grads=True))
-            for name, value in terms.items():
-                totals[name] = totals.get(name, 0.0) + value.detach() * len(y)
-            seen += len(y)
+            names, stacked = list(terms), torch.stack(list(terms.values()))
+            optimiser.step(torch.autograd.grad(stacked.sum(), params, materialize_grads=True))
+            values.append(stacked.detach())
+            sizes.append(len(y))
 
-    losses = {name: float(value) / seen for name, value in totals.items()}
+    share = torch.tensor(sizes, dtype=values[0].dtype, device=values[0].device) / sum(sizes)
+    losses = dict(zip(names, (share @ torch.stack(values)).tolist(), strict=True))
     weights = skeleton.weights()
     problem = what_is_not_finite(losses, weights)
     if problem:
@@ -176,6 +178,14 @@ def train_client(
     upload = method.client_return(trained, has, round)
     kept = optimiser.export() if local.keep_optimiser else {}
     return ClientState(weights, kept, method.client_remember(trained, has, round)), upload, losses, ""
+
+
+def _gathered(steps: Iterator[Step], data: Samples, skeleton: Skeleton) -> Iterator[tuple[Step, Tensor, Tensor]]:
+    """Each step with its samples, which are fetched for many steps at once."""
+    while group := list(islice(steps, GATHER)):
+        sizes = [len(step.labelled) for step in group]
+        x, y = data.take(torch.cat([step.labelled for step in group]))
+        yield from zip(group, skeleton.arranged(x).split(sizes), y.split(sizes), strict=True)
 
 
 def check_trainable(data: ClientData, client: int) -> None:

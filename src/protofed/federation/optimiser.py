@@ -29,6 +29,13 @@ class LocalSettings:
     keep_optimiser: bool = False
 
 
+def _alike(*lists: Sequence[Tensor]) -> bool:
+    """Whether tensors lie in memory in the same order, as the fused update takes for granted."""
+    return hasattr(torch, "_fused_sgd_") and all(
+        a.stride() == b.stride() == c.stride() and a.dtype == b.dtype for a, b, c in zip(*lists, strict=True)
+    )
+
+
 class Optimiser:
     """Updates `params` in place. `kept` is what `export` gave before: one mapping, or one per client of a stack."""
 
@@ -66,11 +73,25 @@ class Optimiser:
             g = list(torch._foreach_add(g, p, alpha=local.weight_decay))
         state = {kind: [t[chosen] for t in tensors.values()] for kind, tensors in self.state.items()}
         if local.optimiser == "sgd":
-            if local.momentum:
+            if local.momentum and _alike(p, g, state["momentum_buffer"]):
+                torch._fused_sgd_(  # one pass over memory, not three
+                    p,
+                    g,
+                    state["momentum_buffer"],
+                    weight_decay=0.0,
+                    momentum=local.momentum,
+                    lr=local.lr,
+                    dampening=0.0,
+                    nesterov=False,
+                    maximize=False,
+                    is_first_step=False,
+                )
+            elif local.momentum:
                 torch._foreach_mul_(state["momentum_buffer"], local.momentum)
                 torch._foreach_add_(state["momentum_buffer"], g)
-                g = state["momentum_buffer"]
-            torch._foreach_add_(p, g, alpha=-local.lr)
+                torch._foreach_add_(p, state["momentum_buffer"], alpha=-local.lr)
+            else:
+                torch._foreach_add_(p, g, alpha=-local.lr)
         elif local.optimiser == "adam":
             self._adam(p, g, state["exp_avg"], state["exp_avg_sq"], self.steps[chosen])
         else:

@@ -218,7 +218,8 @@ class WorkerEngine:
         while True:
             for depth in (1, 2):
                 for worker in self.workers:
-                    if waiting and len(worker.queue) < depth:
+                    # near the end nobody takes two: the second would wait while another worker has nothing
+                    if len(waiting) > (depth - 1) * len(self.workers) and len(worker.queue) < depth:
                         self._hand_over(worker, waiting.popleft(), jobs)
             busy = {worker.pipe: worker for worker in self.workers if worker.queue}
             if not busy:
