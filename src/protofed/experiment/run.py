@@ -51,7 +51,9 @@ class Result:
 def prepare_data(settings: Settings) -> FederatedData:
     """Load and partition, as the settings say."""
     g = settings.general
-    dataset = settings.data if isinstance(settings.data, Dataset) else settings.data.load()
+    with threads_kept():
+        torch.set_num_threads(1)  # the sums behind mean and deviation must not depend on the number of cores
+        dataset = settings.data if isinstance(settings.data, Dataset) else settings.data.load()
     return federate(
         dataset,
         settings.partition,
