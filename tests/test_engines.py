@@ -58,7 +58,9 @@ def assert_same(settings, engine):
     other_server, other_states, other_records = finish(settings, engine)
     assert states.keys() == other_states.keys()
     close = {"rtol": 1e-4, "atol": 1e-5}
-    for client, (weights, optimiser, _) in states.items():
+    for client, (weights, optimiser, memory) in states.items():
+        assert memory.scalars == other_states[client][2].scalars
+        assert memory.weights.keys() == other_states[client][2].weights.keys()
         for name, value in weights.items():
             torch.testing.assert_close(other_states[client][0][name], value, **close)
         assert optimiser.keys() == other_states[client][1].keys()
@@ -175,6 +177,44 @@ def test_unfolded_convolution_equals_torchs():
     assert type(with_unfolded_convolutions(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))[0]) is nn.Conv2d
 
 
+def test_large_kept_state_does_not_block_the_pipes():
+    """Optimiser states far larger than a pipe holds, in both directions."""
+    keys = {**SMALL, "data": blobs(), "hidden": [400, 400], "keep_optimiser": True, "clients": 6, "rounds": 3}
+    assert_same(resolve("fedproto", keys), ENGINES["workers"])
+
+
+def test_memory_that_comes_and_goes():
+    @methods.register("forgetful")
+    @dataclass(frozen=True)
+    class Forgetful(methods.fedproto.FedProto):
+        """Remembers weights in odd rounds and nothing in even ones."""
+
+        def client_loss(self, network, batch, received, round):
+            terms = super().client_loss(network, batch, received, round)
+            return {**terms, "memory": 0.1 * len(received.memory.weights) * terms["ce"]}
+
+        def client_remember(self, trained, received, round):
+            return pf.wire.Bundle(weights={"a": torch.ones(2)} if round % 2 else {})
+
+    try:
+        for engine in ("stack", "workers", "workers stack"):
+            assert_same(resolve("forgetful", {**SMALL, "data": blobs(), "rounds": 4}), ENGINES[engine])
+    finally:
+        method_registry._entries.pop("forgetful")
+
+
+@pytest.mark.parametrize("engine", ["stack", "workers stack"])
+def test_clients_tested_on_different_tensors(engine):
+    """Natural clients without test rows of their own are tested on a part of their training rows."""
+    data = blobs(per_class=30)
+    rows, tests = torch.arange(len(data.y_train)) % 6, torch.arange(len(data.y_test)) % 3
+    natural = replace(data, group_train=rows, group_test=tests)
+    keys = {k: v for k, v in SMALL.items() if k not in ("clients", "way", "shot", "partition")}
+    assert_same(
+        resolve("fedproto", {**keys, "data": natural, "partition": "natural", "test": "local"}), ENGINES[engine]
+    )
+
+
 def workers_of(federation):
     return [w.process.pid for w in federation.engine.workers]
 
@@ -196,7 +236,7 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
             extra = federation.step()
             assert not extra.dropped
     assert "died" in caplog.text and "last state" in caplog.text
-    assert workers_of(federation)[0] != first[0]
+    assert first[0] not in workers_of(federation)
     assert not any(r.dropped for r in later)
     assert [r.loss for r in later] == [r.loss for r in records[1:]]
     federation.engine.close()

@@ -35,11 +35,18 @@ def comparable(folder: Path) -> dict[str, object]:
     return {**rows, "summary": summary, "checkpoint": files, "settings": (folder / "settings.toml").read_text()}
 
 
-@pytest.mark.parametrize("method", ["fedsap", "fedavg"])
-def test_kill_9_and_resume_is_bit_equal(method, tmp_path):
+ENGINES = {
+    "auto": [],
+    "stack": ["engine=stack", "convolution=grouped", "workers=1", "threads=1"],
+    "workers": ["engine=workers", "inner=loop", "layout=contiguous", "workers=2", "threads=1"],
+}
+
+
+@pytest.mark.parametrize(("method", "engine"), [("fedsap", "auto"), ("fedavg", "stack"), ("fedproto", "workers")])
+def test_kill_9_and_resume_is_bit_equal(method, engine, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command("run", method, *KEYS, "--out", str(whole)), check=True, capture_output=True)
-    process = subprocess.Popen(command("run", method, *KEYS, "--out", str(killed)), stdout=subprocess.DEVNULL)
+    words = [method, *KEYS, *ENGINES[engine]]
+    process = subprocess.Popen(command("run", *words, "--out", str(killed)), stdout=subprocess.DEVNULL)
     for attempt, rounds in enumerate((5, 17, 29)):
         deadline = time.monotonic() + 60
         while len(RunFolder(killed).rows("rounds.jsonl")) < rounds and process.poll() is None:
@@ -51,6 +58,8 @@ def test_kill_9_and_resume_is_bit_equal(method, tmp_path):
         if attempt < 2:
             process = subprocess.Popen(command("resume", str(killed)), stdout=subprocess.DEVNULL)
     subprocess.run(command("resume", str(killed)), check=True, capture_output=True)
+    same = ["--config", str(killed / "settings.toml"), "--out", str(whole)]  # with the engine that was chosen
+    subprocess.run(command("run", method, *same), check=True, capture_output=True)
     assert comparable(killed) == comparable(whole)
 
 

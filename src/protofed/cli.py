@@ -18,7 +18,7 @@ from .errors import ProtofedError
 from .experiment import compare as compare_methods
 from .experiment import resume as resume_run
 from .experiment import run as run_method
-from .experiment.compare import Comparison, is_comparison, resume_comparison, with_local
+from .experiment.compare import Comparison, is_comparison, read_comparison, resume_comparison, with_local
 from .experiment.run import Result, prepare_data
 from .experiment.settings import General, combine, parse_pairs, read_toml, resolve
 from .federation.checkpoint import write_atomically
@@ -50,7 +50,8 @@ def _load(files: list[Path] | None) -> None:
         if not file.is_file():
             raise ProtofedError(f"--load {file}: no such file")
         spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise ProtofedError(f"--load {file}: not a Python file (.py)")
         module = importlib.util.module_from_spec(spec)
         sys.modules[file.stem] = module
         spec.loader.exec_module(module)
@@ -140,18 +141,12 @@ def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
     _load(load)
     console = make_console()
     if is_comparison(folder):
-        with CompareWatch(console, sum(1 for _ in _cells(folder))).live() as watch_cells:
+        with CompareWatch(console, len(read_comparison(folder)[2])).live() as watch_cells:
             _print_comparison(resume_comparison(folder, jobs=jobs, watch=watch_cells))
         return
     with RunWatch(console, folder.name).live() as watch:
         result = resume_run(folder, watch=watch)
     _print_result(result)
-
-
-def _cells(folder: Path) -> list[str]:
-    import json
-
-    return list(json.loads((folder / "comparison.json").read_text())["settings"])
 
 
 @app.command()
@@ -239,8 +234,11 @@ def show_data(
     data = prepare_data(chosen)
     console.print(counts_table(data.class_counts(), data.class_names))
     place = picture or Path("runs") / f"clients-{getattr(chosen.data, 'name', 'data')}-{chosen.partition.name}.png"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    draw_counts(data.class_counts(), data.class_names, place)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draw_counts(data.class_counts(), data.class_names, place)
+    except OSError as error:
+        raise ProtofedError(f"--picture {place}: cannot be written ({error.strerror})") from None
     console.print(f"picture: {place}", soft_wrap=True)
 
 

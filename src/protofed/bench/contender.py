@@ -22,6 +22,7 @@ from ..bank import PrototypeBank, unit
 from ..errors import ProtofedError
 from ..experiment.run import build
 from ..experiment.settings import resolve
+from ..federation.choose import label
 from ..federation.workers import keep_pages
 from . import limit, plain
 from .clock import Clock
@@ -97,7 +98,7 @@ class Engine(Contender):
 
     @property
     def about(self) -> str:
-        return self.federation.engine.describe()
+        return label(self.settings.engine)
 
     @property
     def settled(self) -> dict[str, Any]:

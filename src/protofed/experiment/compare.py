@@ -14,9 +14,8 @@ from typing import Any
 from .. import methods
 from ..errors import ProtofedError
 from ..federation import Record, scale
-from ..federation.checkpoint import write_atomically
 from ..federation.choose import cores
-from .folder import RunFolder
+from .folder import RunFolder, make_folder
 from .run import Result, load_result, resume, run
 from .settings import Settings, combine, read_toml, resolve
 
@@ -71,23 +70,16 @@ def compare(
     chosen = with_local(names)
     first = resolve(chosen[0], given, also=chosen).general.seed
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers:
-        raise ProtofedError("a comparison needs at least one seed")
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ProtofedError(f"a comparison needs at least one seed, each once; got {numbers}")
     cells = {
         f"{name}-seed{seed}": resolve(name, {**given, "seed": seed}, also=chosen) for name in chosen for seed in numbers
     }
     folder = None
     if out is not None:
         folder = Path(out)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            raise ProtofedError(
-                f"{folder}: this folder exists already; `protofed resume {folder}` continues a comparison, "
-                "or choose another --out"
-            ) from None
         record = {"methods": chosen, "seeds": numbers, "settings": {k: s.to_dict() for k, s in cells.items()}}
-        write_atomically(folder / FILE, json.dumps(record, indent=1).encode())
+        make_folder(folder, {FILE: json.dumps(record, indent=1)})
     return _run_cells(chosen, numbers, cells, folder, jobs, watch)
 
 
@@ -97,13 +89,18 @@ def is_comparison(folder: Path) -> bool:
 
 def resume_comparison(folder: Path, *, jobs: int | None = None, watch: Watch | None = None) -> Comparison:
     """Finish a comparison that was stopped: finished runs are kept, begun ones resumed, the rest run."""
+    chosen, numbers, cells = read_comparison(folder)
+    return _run_cells(chosen, numbers, cells, folder, jobs, watch)
+
+
+def read_comparison(folder: Path) -> tuple[list[str], list[int], dict[str, Settings]]:
+    """Methods, seeds, and each cell's settings."""
     try:
         record = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        chosen, numbers = list(record["methods"]), list(record["seeds"])
         cells = {name: resolve(None, given) for name, given in record["settings"].items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return list(record["methods"]), list(record["seeds"]), cells
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtofedError(f"{folder / FILE}: not readable ({type(error).__name__}: {error})") from None
-    return _run_cells(chosen, numbers, cells, folder, jobs, watch)
 
 
 def _run_cells(
@@ -137,6 +134,8 @@ def _run_cells(
                     done[waiting[future]] = Result(cells[waiting[future]], *future.result())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                for child in multiprocessing.active_children():  # the runs under way: nobody will see their results
+                    child.terminate()
                 raise
         queue.put(None)
         listener.join()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,20 @@ ACCURACIES = ("accuracy_head", "accuracy_prototype", "accuracy_head_std", "accur
 LAST = 5
 
 
+def make_folder(path: Path, files: dict[str, str]) -> None:
+    """A new folder that has its first files from the moment it is there: a kill leaves all of it or nothing."""
+    RunFolder.check_free(path)
+    work = path.with_name(f".{path.name}.tmp")
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        for name, text in files.items():
+            write_atomically(work / name, text.encode())
+        work.rename(path)
+    except OSError as error:
+        raise ProtofedError(f"{path}: cannot make the folder ({error.strerror})") from None
+
+
 @dataclass(frozen=True)
 class RunFolder:
     path: Path
@@ -37,13 +52,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, settings: Settings) -> RunFolder:
         """A new folder; one that exists already is an error, so that no run overwrites another."""
-        cls.check_free(path)
-        try:
-            path.mkdir(parents=True)
-        except OSError as error:
-            raise ProtofedError(f"{path}: cannot make the run folder ({error.strerror})") from None
-        (path / "checkpoint").mkdir()
-        write_atomically(path / "settings.toml", settings.to_toml().encode())
+        make_folder(path, {"settings.toml": settings.to_toml()})
         return cls(path)
 
     @staticmethod

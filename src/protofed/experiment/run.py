@@ -80,6 +80,8 @@ def check_device(name: str) -> None:
 def build(settings: Settings) -> tuple[Settings, Federation]:
     """The federation before its first round, and the settings with the model and engine that were chosen."""
     g = settings.general
+    if scale.asked_for():
+        scale.begin()
     data = prepare_data(settings)
     if g.device != "cpu":
         check_device(g.device)

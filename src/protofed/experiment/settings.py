@@ -96,8 +96,8 @@ class General(pydantic.BaseModel):
     convolution: Literal["auto", "grouped", "unfold"] = pydantic.Field(
         "auto", description="of a stack: auto, grouped or unfold"
     )
-    workers: int = pydantic.Field(0, ge=0, description="worker processes; 0: as many as cores")
-    threads: int = pydantic.Field(0, ge=0, description="torch threads of one process; 0: chosen by measurement")
+    workers: int = pydantic.Field(0, ge=0, le=512, description="worker processes; 0: as many as cores")
+    threads: int = pydantic.Field(0, ge=0, le=512, description="torch threads of one process; 0: chosen by measurement")
 
 
 @dataclass(frozen=True)
@@ -288,8 +288,6 @@ def _place(key: str, known: Mapping[str, set[str]], method: str, others: Mapping
     if rest and head in methods.registry:
         if methods.registry[head] is methods.registry[method]:
             return "method", rest
-        if methods.registry[head].name not in others:
-            raise ProtofedError(f"{key!r} is a setting of method {head!r}; this run's method is {method!r}")
         options = methods.registry.options(head)
         if rest.split(".")[0] not in options:
             raise unknown(f"setting of method {head!r}:", rest, options)

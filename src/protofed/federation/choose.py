@@ -92,7 +92,6 @@ def cores() -> int:
 def make_engine(plan: Plan, wanted: EngineSettings) -> tuple[Engine, EngineSettings]:
     """The engine, and the settings that name it exactly."""
     if scale.asked_for():
-        scale.begin()
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         share = max(1, cores() // here)
         wanted = replace(wanted, workers=wanted.workers or share, threads=wanted.threads or share)
@@ -120,33 +119,35 @@ def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
         if single not in alone:
             if alone and time.perf_counter() - began > BUDGET:
                 continue
-            alone[single] = _tried(plan, single, min(alone.values(), default=0.0), required=wanted.engine != "auto")
+            alone[single] = _tried(plan, single, min(alone.values(), default=0.0))
         timed[option] = alone[single] / option.workers
     candidates = [o for o in candidates if o in timed] or candidates
     best = min(candidates, key=lambda o: timed.get(o, 0.0))
     if not timed:
         return best
-    lines = ", ".join(f"{_label(o)} {1e3 * timed[o]:.2f}" for o in sorted(candidates, key=lambda o: timed[o]))
-    log.info(
-        "engine: %s (ms per client step: %s; measured in %.2f s)", _label(best), lines, time.perf_counter() - began
-    )
+    if timed[best] == float("inf"):
+        raise ProtofedError("this model or method cannot be stacked; use engine=loop or engine=auto")
+    lines = ", ".join(f"{label(o)} {1e3 * timed[o]:.2f}" for o in sorted(candidates, key=lambda o: timed[o]))
+    log.info("engine: %s (ms per client step: %s; measured in %.2f s)", label(best), lines, time.perf_counter() - began)
     return best
 
 
-def _tried(plan: Plan, option: EngineSettings, best: float, required: bool) -> float:
+def _tried(plan: Plan, option: EngineSettings, best: float) -> float:
     """A model that cannot be stacked (a branch on values, an operation vmap does not know) is trained in a loop."""
     try:
         return _seconds_per_step(plan, option, best)
     except ProtofedError:
         raise
     except Exception as error:
-        if required or option.engine == "loop":
+        if option.engine == "loop":
             raise
-        log.info("engine: this model cannot be stacked (%s: %s)", type(error).__name__, str(error).splitlines()[0])
+        log.info(
+            "engine: this model cannot be stacked (%s: %.200s)", type(error).__name__, " ".join(str(error).split())
+        )
         return float("inf")
 
 
-def _label(option: EngineSettings) -> str:
+def label(option: EngineSettings) -> str:
     how = option.inner if option.engine == "workers" else option.engine
     detail = option.layout if how == "loop" else option.convolution
     words = [f"{option.workers} workers"] if option.engine == "workers" else []
@@ -163,10 +164,7 @@ def _options(plan: Plan, wanted: EngineSettings, workers: int) -> Iterator[Engin
     if wanted.engine != "auto":
         engines: list[str] = [wanted.engine]
     else:
-        # several processes of one thread beat one process of several threads wherever there are clients for them all
-        engines = (
-            ["workers"] if workers >= all_threads > 1 else ["loop", "stack"] + (["workers"] if workers > 1 else [])
-        )
+        engines = (["workers"] if workers > 1 else []) + ["loop", "stack"]  # the likely ones first: the budget may end
     for engine in engines:
         if engine == "workers":
             inners = ["loop", "stack"] if wanted.inner == "auto" else [wanted.inner]
@@ -227,7 +225,7 @@ def _first_message(plan: Plan, engine: PlainEngine) -> Bundle:
     sizes = tuple(len(c.labelled) for c in plan.data.clients)
     setup = Setup(plan.data.num_classes, engine.skeleton.dim, sizes, engine.start, plan.seed)
     sent = plan.method.send(plan.method.server_start(setup), 0, 1)
-    return wire.decode(wire.encode(sent), "first message")
+    return wire.decode(wire.encode(sent), "first message").to(engine.device)
 
 
 def _best_time(work: Callable[[], object]) -> float:

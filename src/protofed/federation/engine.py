@@ -42,8 +42,6 @@ class Engine(Protocol):
 
     def restore(self, states: Mapping[int, ClientState]) -> None: ...
 
-    def describe(self) -> str: ...
-
     def close(self) -> None: ...
 
 
@@ -137,9 +135,6 @@ class PlainEngine:
             c: ClientState({k: v.to(self.device) for k, v in s.weights.items()}, s.optimiser, s.memory.to(self.device))
             for c, s in states.items()
         }
-
-    def describe(self) -> str:
-        return "loop: clients one after another" + (", channels last" if self.channels_last else "")
 
     def close(self) -> None:
         """Nothing to release."""

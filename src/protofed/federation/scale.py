@@ -1,8 +1,8 @@
 """Scale-out with torch.distributed: `torchrun --nproc-per-node N -m protofed run …`.
 
 Every rank runs the same rounds in step and holds the same server; each trains and evaluates its own share of the clients
-with the engine of its host, and what the clients returned is gathered, encoded as it is on the wire. So there is no master
-that must hold all, and the result is that of one process.
+with the engine of its host, and what the clients returned is gathered, encoded as it is on the wire. The result is that
+of one process.
 """
 
 from __future__ import annotations
@@ -105,9 +105,6 @@ class ScaledEngine:
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         self.inner.restore({c: states[c] for c in self._mine(list(states))})
-
-    def describe(self) -> str:
-        return f"{self.ranks} ranks, each {self.inner.describe()}"
 
     def close(self) -> None:
         self.inner.close()

@@ -12,7 +12,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from .local import (
 from .optimiser import Optimiser
 
 Tensors = dict[str, Tensor]
+T = TypeVar("T")
 EVAL_SAMPLES = 4096  # samples of all clients together in one evaluation call
 
 
@@ -95,7 +96,7 @@ class StackedNetwork:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """Every client's steps, side by side: `rows[k, s, b]` into the shared tensors, `weight` 0 where there is none."""
 
     rows: Tensor
@@ -104,7 +105,7 @@ class Plan:
     sizes: list[list[int]]  # batch size of each client at each of its steps
 
     @classmethod
-    def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[Samples]) -> Plan:
+    def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[Samples]) -> StepPlan:
         counts = [len(s) for s in steps]
         sizes = [[len(step.labelled) for step in client] for client in steps]
         longest, widest = max(counts), max(max(s) for s in sizes)
@@ -144,7 +145,7 @@ def train_stack(
     planned = [_steps(task, job, round) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
     jobs_sorted, steps = [jobs[k] for k in order], [planned[k] for k in order]
-    plan = Plan.make(steps, [j.data.labelled for j in jobs_sorted])
+    plan = StepPlan.make(steps, [j.data.labelled for j in jobs_sorted])
     views = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted]
     x, y = jobs[0].data.labelled.x, jobs[0].data.labelled.y
 
@@ -359,8 +360,7 @@ class StackEngine(PlainEngine):
                     shared[id(message)] = received
             jobs.append(Job(client, state, self.data.clients[client], received))
         outcomes = {}
-        for first in range(0, len(jobs), self.largest):
-            group = jobs[first : first + self.largest]
+        for group in self._stacks(jobs, [job.data.labelled for job in jobs]):
             for job, (after, upload, terms, failure) in zip(
                 group, train_stack(self.task, self.skeleton, group, round), strict=True
             ):
@@ -372,28 +372,34 @@ class StackEngine(PlainEngine):
     def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
         if not self.method.private_model:
             return super().evaluate(server, clients, part)  # one model: nothing to stack
-        scores = []
         server = server.to(self.device)
-        for first in range(0, len(clients), self.largest):
-            scores += self._evaluate_group(server, clients[first : first + self.largest], part)
-        return scores
+        data = [self.data.clients[c] for c in clients]
+        tests = [d.test if part == "test" else d.validation for d in data]
+        samples = [t for t in tests if t is not None]
+        scores: dict[int, Scores] = {}
+        for group in self._stacks(list(zip(clients, samples, strict=True)), samples):
+            scores |= self._evaluate_group(server, group)
+        return [scores[c] for c in clients]
 
-    def _evaluate_group(self, server: Bundle, clients: Sequence[int], part: str) -> list[Scores]:
+    def _stacks(self, items: Sequence[T], samples: Sequence[Samples]) -> list[list[T]]:
+        """Stacks of at most `largest`, each of clients whose samples lie in the same tensor."""
+        groups: dict[int, list[T]] = {}
+        for item, own in zip(items, samples, strict=True):
+            groups.setdefault(id(own.x), []).append(item)
+        return [g[i : i + self.largest] for g in groups.values() for i in range(0, len(g), self.largest)]
+
+    def _evaluate_group(self, server: Bundle, group: Sequence[tuple[int, Samples]]) -> dict[int, Scores]:
+        clients, samples = [c for c, _ in group], [t for _, t in group]
         states = [self.state(c).weights for c in clients]
         weights = {name: torch.stack([s[name] for s in states]) for name in self.skeleton.slots}
         data = [self.data.clients[c] for c in clients]
         own = StackedOutputs(self.skeleton, weights, [d.labelled for d in data], self.data.num_classes).banks
-        tests = [d.test if part == "test" else d.validation for d in data]
-        samples = [t for t in tests if t is not None]
         index, _ = padded([t.index for t in samples])
         output = stacked_outputs(self.skeleton, weights, samples[0].x, index)
-        scores = []
+        scores = {}
         for k, test in enumerate(samples):
             n = len(test)
             bank = self.method.evaluation_bank(server, own[k]).restricted(data[k].classes)
             z, logits = output.embedding[k, :n], output.logits[k, :n]
-            scores.append(score_client(z, logits, test.labels, bank, self.method.prototype_scores))
+            scores[clients[k]] = score_client(z, logits, test.labels, bank, self.method.prototype_scores)
         return scores
-
-    def describe(self) -> str:
-        return "stack: clients side by side" + (", convolutions unfolded" if self.unfold else "")

@@ -15,6 +15,8 @@ import math
 import mmap
 import multiprocessing
 import os
+import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
@@ -50,6 +52,18 @@ def keep_pages() -> None:
         mallopt(option, value)
 
 
+def reserve(size: int) -> mmap.mmap:
+    """Memory that forked processes share; pages take room when they are written, not before."""
+    lazily = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
+    try:
+        return mmap.mmap(-1, max(1, size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | lazily)
+    except OSError as error:
+        raise ProtofedError(
+            f"engine=workers cannot reserve {size / 2**30:.1f} GiB for the clients' models ({error.strerror}); "
+            "use engine=loop"
+        ) from None
+
+
 class SharedStates(MutableMapping[int, ClientState]):
     """Clients' states where every process sees them: two places for each model, of which one is current.
 
@@ -60,9 +74,9 @@ class SharedStates(MutableMapping[int, ClientState]):
         self.shapes = {name: value.shape for name, value in start.items()}
         self.start, self.with_weights = start, with_weights
         self.size = sum(value.numel() for value in start.values())
-        self.memory = mmap.mmap(-1, max(1, 2 * clients * self.size * 4 if with_weights else 1))
+        self.memory = reserve(2 * clients * self.size * 4 if with_weights else 1)
         self.current = mmap.mmap(-1, clients)  # per client: 0 no state yet, 1 or 2 which place holds it
-        self.extras: dict[int, bytes] = {}  # optimiser and memory, small: they go with the job
+        self.extras: dict[int, bytes] = {}  # optimiser and memory; they go with the job
         self.pending: dict[int, int] = {}
 
     def _place(self, client: int, place: int) -> Tensor:
@@ -80,7 +94,7 @@ class SharedStates(MutableMapping[int, ClientState]):
         extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
         tensors = dict(extra.tensors)
         optimiser = {k.removeprefix("optimiser/"): tensors.pop(k) for k in list(tensors) if k.startswith("optimiser/")}
-        return ClientState(weights, optimiser, Bundle(extra.bank, extra.banks, {}, tensors, extra.scalars))
+        return ClientState(weights, optimiser, Bundle(extra.bank, extra.banks, extra.weights, tensors, extra.scalars))
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write beside the current state; `commit` makes it the current one."""
@@ -89,15 +103,19 @@ class SharedStates(MutableMapping[int, ClientState]):
             flat = self._place(client, place)
             torch.cat([state.weights[name].reshape(-1) for name in self.shapes], out=flat)
         memory = state.memory
-        if state.optimiser or not memory.empty:
-            tensors = {**memory.tensors, **{f"optimiser/{k}": v for k, v in state.optimiser.items()}}
-            self.extras[client] = wire.encode(Bundle(memory.bank, memory.banks, {}, tensors, memory.scalars))
+        tensors = {**memory.tensors, **{f"optimiser/{k}": v for k, v in state.optimiser.items()}}
+        self._keep(client, wire.encode(Bundle(memory.bank, memory.banks, memory.weights, tensors, memory.scalars)))
         self.pending[client] = place
 
-    def commit(self, client: int, place: int, extra: bytes | None) -> None:
-        self.current[client] = place
-        if extra is not None:
+    def _keep(self, client: int, extra: bytes) -> None:
+        if extra:
             self.extras[client] = extra
+        else:
+            self.extras.pop(client, None)
+
+    def commit(self, client: int, place: int, extra: bytes) -> None:
+        self.current[client] = place
+        self._keep(client, extra)
 
     def __delitem__(self, client: int) -> None:
         self.current[client] = 0
@@ -117,7 +135,7 @@ class Arena:
     """Shared memory for messages: one side writes, then the other reads."""
 
     def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, ARENA)
+        self.memory = reserve(ARENA)
         self.used = 0
 
     def put(self, message: bytes) -> tuple[int, int] | bytes:
@@ -138,7 +156,7 @@ class Worker:
     process: Any
     pipe: Connection
     arena: Arena  # what the worker sends
-    queue: deque[int]  # jobs it has, oldest first
+    job: int | None = None  # what it is at
 
 
 class WorkerEngine:
@@ -186,7 +204,7 @@ class WorkerEngine:
         self.arena.used = 0
         message = self.arena.put(wire.encode(server))
         groups = self._groups(list(clients), of_tests=True)
-        jobs = [("evaluate", message, group, part, self._extras(group)) for group in groups]
+        jobs = [("evaluate", message, group, part) for group in groups]
         scores: dict[int, Scores] = {}
         for group, reply in zip(groups, self._run(jobs), strict=True):
             if reply is None:
@@ -203,25 +221,26 @@ class WorkerEngine:
         shares = min(self.count, len(ordered))
         return [ordered[i::shares] for i in range(shares)]
 
-    def _extras(self, clients: Sequence[int]) -> dict[int, bytes]:
-        return {c: self.states.extras[c] for c in clients if c in self.states.extras}
+    def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
+        return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}
 
     def _run(self, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Each job's reply, or None where its worker died `TRIES` times. A worker holds a job and has one waiting."""
-        if not self.workers:
-            self.workers = [self._start() for _ in range(self.count)]
+        """Each job's reply, or None where its worker died `TRIES` times.
+
+        A worker is given a job when it waits for one: with both sides writing at once, full pipes would block both.
+        """
+        while len(self.workers) < self.count:
+            self.workers.append(self._start())
         replies: list[Any] = [None] * len(jobs)
         tries = [0] * len(jobs)
         waiting = deque(range(len(jobs)))
-        for worker in self.workers:
-            worker.arena.used = 0
         while True:
-            for depth in (1, 2):
-                for worker in self.workers:
-                    # near the end nobody takes two: the second would wait while another worker has nothing
-                    if len(waiting) > (depth - 1) * len(self.workers) and len(worker.queue) < depth:
-                        self._hand_over(worker, waiting.popleft(), jobs)
-            busy = {worker.pipe: worker for worker in self.workers if worker.queue}
+            for worker in self.workers:
+                if waiting and worker.job is None:
+                    worker.job = waiting.popleft()
+                    with contextlib.suppress(OSError):  # its death is noticed when its pipe is read
+                        worker.pipe.send(jobs[worker.job])
+            busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
                 return replies
             for pipe in wait(list(busy)):
@@ -229,34 +248,31 @@ class WorkerEngine:
                 try:
                     kind, content = worker.pipe.recv()
                 except (EOFError, OSError):
-                    waiting.extendleft(reversed(self._bury(worker, tries)))
+                    job = self._bury(worker)
+                    tries[job] += 1
+                    if tries[job] < TRIES:
+                        waiting.appendleft(job)
                     continue
-                job = worker.queue.popleft()
+                assert worker.job is not None
                 if kind == "error":
                     self.close()
                     raise content
-                replies[job] = self._take(worker, jobs[job][0], content)
+                replies[worker.job] = self._take(worker, jobs[worker.job][0], content)
+                worker.job = None
 
-    def _hand_over(self, worker: Worker, job: int, jobs: Sequence[tuple[Any, ...]]) -> None:
-        worker.queue.append(job)
-        with contextlib.suppress(OSError):  # its death is noticed, and the job given again, when its pipe is read
-            worker.pipe.send(jobs[job])
-
-    def _bury(self, worker: Worker, tries: list[int]) -> list[int]:
-        """Replace a dead worker; gives the jobs to run again."""
+    def _bury(self, worker: Worker) -> int:
+        """Replace a dead worker; gives the job it was at."""
         worker.process.join()
-        lost = list(worker.queue)
-        tries[lost[0]] += 1  # the one it was at; the next had not begun
         log.warning(
-            "worker process %d died (exit code %s); started again, %d job(s) run again from the clients' last state",
+            "worker process %d died (exit code %s); started again, its clients are trained from their last state",
             worker.process.pid,
             worker.process.exitcode,
-            len(lost),
         )
         worker.pipe.close()
-        fresh = self._start()
-        self.workers[self.workers.index(worker)] = fresh
-        return [job for job in lost if tries[job] < TRIES]
+        self.workers.remove(worker)
+        self.workers.append(self._start())
+        assert worker.job is not None
+        return worker.job
 
     def _take(self, worker: Worker, kind: str, content: Any) -> Any:
         if kind == "evaluate":
@@ -264,7 +280,7 @@ class WorkerEngine:
         outcomes = {}
         for client, place, extra, upload, num_samples, terms, failure in content:
             if place:
-                self.states.commit(client, place, extra)
+                self.states.commit(client, place, worker.arena.get(extra))
             encoded = None if upload is None else worker.arena.get(upload)
             outcomes[client] = Outcome(encoded, num_samples, terms, failure)
         return outcomes
@@ -277,13 +293,14 @@ class WorkerEngine:
         process = context.Process(target=self._serve, args=(theirs, arena, [ours, *held]), daemon=True)
         process.start()
         theirs.close()
-        return Worker(process, ours, arena, deque())
+        return Worker(process, ours, arena)
 
     # --- the child ------------------------------------------------------------------------------------------------
     def _serve(self, pipe: Connection, arena: Arena, inherited: Sequence[Connection]) -> None:
         """A worker's life: take a job, do it, reply; end when the parent's end of the pipe is closed."""
         for other in inherited:
             other.close()  # else a sibling's pipe would stay open after the parent is gone
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer; it closes the pipe
         torch.set_num_threads(1)
         keep_pages()
         while True:
@@ -304,19 +321,20 @@ class WorkerEngine:
                 os._exit(0)
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
+        arena.used = 0  # the parent has read what the last job left there
         if job[0] == "evaluate":
-            _, message, clients, part, extras = job
-            self.states.extras = dict(extras)
+            _, message, clients, part = job
+            self.states.extras = {}
             return self.inner.evaluate(wire.decode(self.arena.get(message), "server's state"), clients, part)
         _, round, which, messages, extras = job
-        self.states.extras, self.states.pending = dict(extras), {}
+        self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in extras.items()}, {}
         arrived = [self.arena.get(m) for m in messages]
         outcomes = self.inner.train(round, {c: arrived[i] for c, i in which.items()})
         replies = []
         for client, outcome in outcomes.items():
             place = 0 if outcome.failure else self.states.pending.get(client, 0)
             upload = None if outcome.upload is None else arena.put(outcome.upload)
-            extra = self.states.extras.get(client)
+            extra = arena.put(self.states.extras.get(client, b""))
             replies.append((client, place, extra, upload, outcome.num_samples, dict(outcome.terms), outcome.failure))
         return replies
 
@@ -327,10 +345,7 @@ class WorkerEngine:
     def restore(self, states: Mapping[int, ClientState]) -> None:
         for client, state in states.items():
             self.states[client] = state
-            self.states.commit(client, self.states.pending.pop(client), None)
-
-    def describe(self) -> str:
-        return f"{self.count} worker processes, each {self.inner.describe()}"
+            self.states.commit(client, self.states.pending.pop(client), self.states.extras.get(client, b""))
 
     def close(self) -> None:
         for worker in self.workers:

@@ -197,7 +197,7 @@ def epoch_rows(n: int, epochs: int, batch: int, generator: torch.Generator) -> I
     """Shuffled batches. A last batch of one sample joins the one before it: batch norm cannot train on one."""
     for _ in range(epochs):
         rows = list(torch.randperm(n, generator=generator).split(batch))
-        if len(rows) > 1 and len(rows[-1]) == 1:
+        if batch > 1 and len(rows) > 1 and len(rows[-1]) == 1:
             rows[-2:] = [torch.cat(rows[-2:])]
         yield from rows
 
