@@ -347,3 +347,27 @@ def test_float32_stays_float32():
     results += [aggregate.personalised(banks), aggregate.pad(banks), aggregate.refine(banks, start)]
     results += [aggregate.blend(start, banks[0], 0.5)]
     assert all(b.means.dtype == b.counts.dtype == torch.float32 for b in results)
+
+
+# --- a stack of federations -------------------------------------------------------------------------------------------
+def stacked(seeds_of: list[int]) -> PrototypeBank:
+    return PrototypeBank.stack([make(seed) for seed in seeds_of])
+
+
+VMAPPED = {
+    **{name: rule for name, (rule, _) in RULES.items()},
+    "personalised": aggregate.personalised,
+    "pad": aggregate.pad,
+    "refine": lambda banks: aggregate.refine(banks.normalised(), aggregate.normalised_mean(banks), margin=0.0),
+    "blend": lambda banks: aggregate.blend(banks[0], banks[1], 0.3),
+    "momentum_blend": lambda banks: aggregate.momentum_blend(banks[0], banks[1], 0.7),
+}
+
+
+@pytest.mark.parametrize("name", VMAPPED)
+def test_every_rule_runs_under_vmap(name):
+    """Several federations at once, each with other classes missing, equal to one after another."""
+    rule = VMAPPED[name]
+    together = torch.func.vmap(rule)(stacked([1, 2, 3]))
+    for k, seed in enumerate([1, 2, 3]):
+        same(together[k], rule(make(seed)))

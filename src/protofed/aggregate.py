@@ -86,26 +86,28 @@ def refine(
     The pair sum grows with the number of classes C, and with the paper's settings the steps overshoot from about 1,000
     classes on; there `separation · 100 / C` acts as `separation` does at 100 classes.
     """
-    known = start.known
-    w = start.means[known].clone()
-    agreed = _sum(banks)[known]  # all the agreement term needs of the clients is Σ_k p_kc
+    known = start.known[..., None]
+    w = torch.where(known, start.means, 0.0)  # an unknown class is a zero row: it has no cosine and gets no gradient
+    agreed = torch.where(known, _sum(banks), 0.0)  # all the agreement term needs of the clients is Σ_k p_kc
     velocity = torch.zeros_like(w)
     for _ in range(steps):
         u = unit(w)
-        gradient = 2 * separation * _neighbours(u, margin, block) - agreed
+        gradient = 2 * separation * _neighbours(u, start.known, margin, block) - agreed
         velocity = momentum * velocity + _through_unit(gradient, w, u)
         w = w - lr * velocity
-    means = torch.zeros_like(start.means)
-    means[known] = unit(w)
-    return PrototypeBank(means, start.counts)
+    return PrototypeBank(unit(w), start.counts)
 
 
-def _neighbours(u: Tensor, margin: float, block: int) -> Tensor:
+def _neighbours(u: Tensor, known: Tensor, margin: float, block: int) -> Tensor:
     """For each row the sum of the other rows whose cosine with it exceeds the margin: half of Eq. 6's gradient."""
+    if len(u) <= block:  # one product, which also runs under vmap
+        others = ~torch.eye(len(u), dtype=torch.bool, device=u.device)
+        return ((u @ u.T > margin) & known[:, None] & known & others).to(u.dtype) @ u
     total = torch.zeros_like(u)
     for i in range(0, len(u), block):
         rows = u[i : i + block]
         near = (rows @ u[i:].T > margin).triu(1)  # each pair once; it adds to both its rows
+        near &= known[i : i + block, None] & known[i:]
         columns = near.any(0).nonzero().squeeze(1)  # few, once the classes stand apart
         pairs = near[:, columns].to(u.dtype)
         total[i : i + block] += pairs @ u[i + columns]
