@@ -68,6 +68,10 @@ class Bundle:
     def empty(self) -> bool:
         return self.bank is None and not (self.banks or self.weights or self.tensors or self.scalars)
 
+    def copied(self) -> Bundle:
+        """The same with tensors of its own."""
+        return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, self)
+
     def to(self, device: torch.device | str) -> Bundle:
         """Every tensor on a device."""
         return pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, self)

@@ -77,7 +77,7 @@ class NWay(Partition):
 
     complete: ClassVar[bool] = False
 
-    way: float = 3
+    way: float = 3.0
     shot: int = 15
     spread: float = 1.0
     shot_spread: float | None = None

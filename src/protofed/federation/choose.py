@@ -101,8 +101,7 @@ def make_engine(plan: Plan, wanted: EngineSettings) -> tuple[Engine, EngineSetti
     engine: Engine = plan.stack(chosen.convolution) if inner == "stack" else plan.loop(chosen.layout)
     if chosen.engine == "workers":
         engine = WorkerEngine(engine, chosen.workers, group=0 if inner == "stack" else 1)  # type: ignore[arg-type]
-    else:
-        keep_pages()
+    keep_pages()
     return (scale.ScaledEngine(engine) if scale.asked_for() else engine), chosen
 
 

@@ -84,7 +84,7 @@ class PlainEngine:
         if not self.method.private_model:
             state.weights = self.start  # the global model replaces it next round: nothing to keep
         if self.method.private_model or state.optimiser or not state.memory.empty:
-            self.clients[client] = state
+            self.clients[client] = state  # a dict keeps the tensors; shared memory takes a copy
 
     def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
         outcomes = {}
@@ -96,8 +96,11 @@ class PlainEngine:
             after, upload, terms, failure = train_client(
                 self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round
             )
-            self.keep(client, after)
             encoded = None if upload is None else wire.encode(upload)
+            if isinstance(self.clients, dict) and upload is not None:
+                after.weights = self.skeleton.weights() if self.method.private_model else self.start
+                after.memory = after.memory.copied()
+            self.keep(client, after)
             outcomes[client] = Outcome(encoded, len(data.labelled), terms, failure)
         return outcomes
 

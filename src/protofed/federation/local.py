@@ -40,9 +40,13 @@ class Skeleton:
         # integer buffers (a count of batches) carry nothing that is used
         self.slots = {name: v for name, v in state.items() if v.is_floating_point()}
 
+    def loaded(self) -> dict[str, Tensor]:
+        """The module's parameters and floating buffers themselves, until the next client's are loaded."""
+        return {name: v.detach() for name, v in self.slots.items()}
+
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the module's parameters and floating buffers."""
-        return {name: v.detach().clone() for name, v in self.slots.items()}
+        """A copy of them."""
+        return {name: v.clone() for name, v in self.loaded().items()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Put a client's weights into the module."""
@@ -136,7 +140,10 @@ def holds(received: Bundle, state: ClientState) -> Received:
 def train_client(
     task: Task, skeleton: Skeleton, state: ClientState, data: ClientData, received: Bundle, client: int, round: int
 ) -> tuple[ClientState, Bundle | None, dict[str, float], str]:
-    """The client's new state, its upload and loss terms; where training went to NaN, its old state and what failed."""
+    """The client's new state, its upload and loss terms; where training went to NaN, its old state and what failed.
+
+    State and upload hold the module's own tensors: keep or encode them before the next client is loaded.
+    """
     method, local = task.method, task.local
     check_trainable(data, client)
     has = holds(received, state)
@@ -170,7 +177,7 @@ def train_client(
 
     share = torch.tensor(sizes, dtype=values[0].dtype, device=values[0].device) / sum(sizes)
     losses = dict(zip(names, (share @ torch.stack(values)).tolist(), strict=True))
-    weights = skeleton.weights()
+    weights = skeleton.loaded()
     problem = what_is_not_finite(losses, weights)
     if problem:
         return state, None, losses, problem

@@ -217,10 +217,10 @@ def uploaded_banks(uploads: Sequence[Upload]) -> PrototypeBank:
 def weighted_average(uploads: Sequence[Upload]) -> dict[str, Tensor]:
     """Weights averaged by the clients' sample counts, summed in float64 so that the order of clients hardly matters."""
     total = sum(u.num_samples for u in uploads)
-    shares = torch.tensor([u.num_samples / total for u in uploads], dtype=torch.float64)
     result = {}
     for name, first in uploads[0].content.weights.items():
-        stacked = torch.stack([u.content.weights[name] for u in uploads])
-        mean = torch.tensordot(shares.to(torch.float64), stacked.to(torch.float64), dims=1)
+        mean = torch.zeros(first.shape, dtype=torch.float64)
+        for upload in uploads:
+            mean.add_(upload.content.weights[name], alpha=upload.num_samples / total)
         result[name] = mean.to(first.dtype)
     return result
