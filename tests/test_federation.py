@@ -114,6 +114,7 @@ def test_adding_a_client_changes_no_other_clients_batches(tiny):
     _, five = build(settings_for("local", tiny))
     _, six = build(settings_for("local", tiny))
     six.data.clients.append(six.data.clients[0])
+    six.engine.owner, six.architectures = (0,) * 6, ("mlp",) * 6
     list(five), list(six)
     for name, value in five.engine.clients[0].weights.items():
         assert torch.equal(value, six.engine.clients[0].weights[name])

@@ -398,11 +398,17 @@ def test_a_file_that_does_not_fit_is_one_line(published: dict[str, Tensor], tmp_
 
 def test_available_names_each_model_with_its_parameters() -> None:
     before = torch.random.get_rng_state()
-    assert models.available() == {
+    convnets = {"tinyconvnet4": 9_994, "middleconvnet4": 16_154, "largeconvnet4": 461_466}
+    expected = {
         "cnn": 10 * 75 + 10 + 5020 + 20 * 25 * 50 + 50 + 510,
+        "googlenet": 6_624_904 - 64 * 147 - 64**2 - 192 * 64 * 9 - 4 * 64 + 192 * 27 - 990 * 1025,
         "mlp": 3072 * 128 + 128 + 128 * 64 + 64 + 650,
+        "mobilenetv2": 3_504_872 - 990 * 1281,
         "resnet18": 11_173_962,
+        **convnets,
     }
+    found = models.available()
+    assert {name: found[name] for name in expected} == expected
     assert torch.equal(before, torch.random.get_rng_state())
 
 
@@ -501,10 +507,13 @@ class Gives(nn.Module):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda x: x, "got [2, 4]"),
+        (lambda x: x.long(), "got [2, 4] of torch.int64"),
+        (lambda x: x[0], "got [4]"),
+        (lambda x: x[:1], "got [1, 4]"),
+        (lambda x: x.reshape(2, 1, 2, 2), "got [2, 1, 2, 2]; end it with a global pooling or flatten"),
         (lambda x: (x, x, x), "got tuple of 3"),
         (lambda x: {"z": x}, "got dict"),
-        (lambda x: (x[:, :, None], x[:, :3]), "got [2, 4, 1] and [2, 3]"),
+        (lambda x: (x[:, :, None], x[:, :3]), "got [2, 4, 1] and [2, 3]; end it with a global pooling or flatten"),
         (lambda x: (x, x), "got [2, 4] and [2, 4]"),
         (lambda x: (x, x[:1, :3]), "got [2, 4] and [1, 3]"),
         (lambda x: (x.long(), x[:, :3]), "got [2, 4] of torch.int64 and [2, 3]"),
@@ -516,6 +525,34 @@ def test_an_own_network_that_gives_something_else(make: Callable, says: str, own
     models.register_module("odd", lambda shape, classes: Gives(make))
     text = refusal(lambda: models.build("odd", (4,), 3))
     assert says in text and "model 'odd'" in text
+
+
+def test_an_own_network_that_gives_flat_features_gets_a_head(own_names: None) -> None:
+    class Features(nn.Module):
+        dim = "not ours"  # only a module that gives the pair keeps its width there
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.conv(x)).mean((-2, -1))
+
+    models.register_module("features", lambda shape, classes: Features())
+    model = models.build("features", (3, 8, 8), 7)
+    assert isinstance(model, models.Classifier) and model.dim == 5 and model.training
+    assert set(dict(model.named_parameters())) == {
+        *("encoder.conv.weight", "encoder.conv.bias", "encoder.norm.weight", "encoder.norm.bias"),
+        *("head.weight", "head.bias"),
+    }
+    x = torch.randn(4, 3, 8, 8)
+    output = model.eval()(x)
+    torch.testing.assert_close(output.embedding, model.encoder(x))
+    torch.testing.assert_close(output.logits, output.embedding @ model.head.weight.T + model.head.bias)
+    assert models.available()["features"] == 5 * 27 + 5 + 10 + 60
+    params, buffers = stack_module_state([model.train(), copy.deepcopy(model)])  # batch norm counts nothing
+    run = vmap(lambda p, b, x: functional_call(model, {**p, **{k: v.clone() for k, v in b.items()}}, (x,)))
+    assert run(params, buffers, torch.randn(2, 4, 3, 8, 8)).logits.shape == (2, 4, 7)
 
 
 def test_an_own_network_with_another_dim_or_none_at_all(own_names: None) -> None:

@@ -31,13 +31,15 @@ def normalised_mean(banks: PrototypeBank) -> PrototypeBank:
 
 
 # --- personalised -----------------------------------------------------------------------------------------------------
-def personalised(banks: PrototypeBank, temperature: float = 0.5, block: int = 128) -> PrototypeBank:
+def personalised(
+    banks: PrototypeBank, temperature: float = 0.5, block: int = 128, weighted: bool = False
+) -> PrototypeBank:
     """For each client the holders' prototypes, weighted by their likeness to its own: FedAPA Eq. 5-8 → `[N, C, d]`.
 
     The weights are a softmax of cosine / temperature over the clients that hold the class, itself among them.
     A class the client lacks is padded as in `pad`. Clients go in blocks, so that memory is O(block · N · C).
     """
-    filled = pad(banks)
+    filled = pad(banks, weighted)
     means = _known_means(banks).transpose(0, 1)  # [C, N, d]
     directions = unit(means)
     held = banks.known.T[:, None, :]  # [C, 1, N]
@@ -51,12 +53,13 @@ def personalised(banks: PrototypeBank, temperature: float = 0.5, block: int = 12
     return PrototypeBank(torch.where(banks.known[..., None], q, filled.means), filled.counts)  # Eq. 8
 
 
-def pad(banks: PrototypeBank) -> PrototypeBank:
-    """Each client's missing classes filled with the unweighted mean of those that hold them: FedAPA Eq. 8.
+def pad(banks: PrototypeBank, weighted: bool = False) -> PrototypeBank:
+    """Each client's missing classes filled with the mean of those that hold them: FedAPA Eq. 8.
 
-    A padded prototype counts as much as the mean count of the holders.
+    Unweighted as the equation is, or weighted by counts as the text about it says. A padded prototype counts as much as
+    the mean count of the holders.
     """
-    average = mean(banks)
+    average = weighted_mean(banks) if weighted else mean(banks)
     counts = average.counts / banks.known.sum(0).clamp_min(1)
     return PrototypeBank(
         torch.where(banks.known[..., None], banks.means, average.means),
@@ -120,6 +123,19 @@ def _through_unit(gradient: Tensor, w: Tensor, u: Tensor) -> Tensor:
     square = (w * w).sum(-1, keepdim=True)
     radial = torch.where(square > TINY, (gradient * u).sum(-1, keepdim=True), 0.0)
     return (gradient - radial * u) * torch.rsqrt(square.clamp_min(TINY))
+
+
+# --- margin -----------------------------------------------------------------------------------------------------------
+def margin(bank: PrototypeBank, most: float = 100.0) -> Tensor:
+    """The largest over classes of the distance to the nearest other class, at most `most`: FedTGP's adaptive margin.
+
+    0 where fewer than two classes are known, since nothing stands apart.
+    """
+    known = bank.known
+    means = torch.where(known[:, None], bank.means, 0.0)
+    pairs = known[:, None] & known & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
+    nearest = torch.where(pairs, torch.cdist(means, means), float("inf")).amin(-1)
+    return torch.where(pairs.any(-1), nearest, 0.0).amax().clamp_max(most)
 
 
 # --- blends -----------------------------------------------------------------------------------------------------------

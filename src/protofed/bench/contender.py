@@ -135,7 +135,7 @@ class Crowd(Engine):
         self.built = tree_memory()
         per_sample = x[0].numel() * x.element_size() + 3 * 8  # its features, and its label, group and row number
         self.data_bytes = len(x) * per_sample
-        self.model_bytes = sum(v.numel() * v.element_size() for v in self.federation.engine.start.values())
+        self.model_bytes = sum(v.numel() * v.element_size() for v in self.federation.engine.starts[0].values())
 
     def memory(self) -> Reply:
         after = tree_memory()

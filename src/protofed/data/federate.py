@@ -132,7 +132,17 @@ def federate(
         held_back,
         dataset.class_names,
         dataset.name,
+        dataset.class_values,
+        _client_names(dataset, partition, len(parts)),
     )
+
+
+def _client_names(dataset: Dataset, partition: Partition, clients: int) -> tuple[str, ...]:
+    """Natural clients are called what their groups are called, where each has one."""
+    if not isinstance(partition, Natural) or dataset.group_train is None or not dataset.group_names:
+        return ()
+    ids = dataset.group_train.unique().tolist()
+    return tuple(dataset.group_names[i] for i in ids) if len(ids) == clients else ()
 
 
 def _hide_labels(

@@ -20,7 +20,9 @@ from ..errors import ProtofedError
 class Dataset:
     """A classification data set as tensors: `x [n, ...]` floating, `y [n]` integers in `0 … num_classes − 1`.
 
-    `group_train` and `group_test` are optional natural client ids (writer, room, patient), one integer a sample.
+    `x` may be integers where they are tokens of text. `class_values` says what a class means as a number (how many
+    people), where it does; errors are then measured in it too. `group_train` and `group_test` are optional natural
+    client ids (writer, room, patient), one integer a sample, and `group_names` what to call them.
     A data set may come without a test part (`x_test=None`); one is then held out from the training part.
     """
 
@@ -33,6 +35,8 @@ class Dataset:
     group_test: Tensor | None = None
     class_names: tuple[str, ...] = ()
     name: str = "in-memory"
+    class_values: tuple[float, ...] = ()
+    group_names: tuple[str, ...] = ()
 
     @classmethod
     def from_arrays(
@@ -47,6 +51,7 @@ class Dataset:
         group_test: np.ndarray | Tensor | None = None,
         class_names: tuple[str, ...] = (),
         name: str = "in-memory",
+        class_values: tuple[float, ...] = (),
     ) -> Dataset:
         """Check and convert a person's own arrays.
 
@@ -57,7 +62,7 @@ class Dataset:
         if y_test is not None:
             labels.append(_labels(y_test, f"{name}: y_test"))
         top = max((int(y.max()) for y in labels if y.size), default=-1) + 1
-        groups = _groups(group_train, group_test, name)
+        groups, group_names = _groups(group_train, group_test, name)
         data = cls(
             _features(x_train, f"{name}: x_train"),
             torch.from_numpy(labels[0]),
@@ -68,6 +73,8 @@ class Dataset:
             groups[1],
             tuple(class_names),
             name,
+            tuple(class_values),
+            group_names,
         )
         data.check()
         return data
@@ -78,6 +85,8 @@ class Dataset:
             raise ProtofedError(f"{self.name}: num_classes={self.num_classes}; at least one class is needed")
         if self.class_names and len(self.class_names) != self.num_classes:
             raise ProtofedError(f"{self.name}: {len(self.class_names)} class names for {self.num_classes} classes")
+        if self.class_values and len(self.class_values) != self.num_classes:
+            raise ProtofedError(f"{self.name}: {len(self.class_values)} class values for {self.num_classes} classes")
         if (self.x_test is None) != (self.y_test is None):
             raise ProtofedError(f"{self.name}: x_test and y_test come together; only one is there")
         parts = [("train", self.x_train, self.y_train, self.group_train)]
@@ -110,6 +119,8 @@ class Dataset:
 
     def standardised(self) -> Dataset:
         """Mean 0 and deviation 1 per channel (images) or per feature (flat samples), by the training part."""
+        if not self.x_train.is_floating_point():
+            return self  # tokens
         axes = (0,) if self.x_train.ndim == 2 else (0, *range(2, self.x_train.ndim))
         mean = self.x_train.mean(axes, keepdim=True)
         std = self.x_train.std(axes, correction=0, keepdim=True)
@@ -144,18 +155,20 @@ def _features(x: np.ndarray | Tensor, what: str) -> Tensor:
 
 def _groups(
     train: np.ndarray | Tensor | None, test: np.ndarray | Tensor | None, name: str
-) -> tuple[Tensor | None, Tensor | None]:
-    """Group ids as integers. Text is numbered in alphabetical order, the same in both parts."""
+) -> tuple[tuple[Tensor | None, Tensor | None], tuple[str, ...]]:
+    """Group ids as integers, and their names. Text is numbered in alphabetical order, the same in both parts."""
+    names: tuple[str, ...] = ()
     parts = [None if ids is None else np.asarray(ids) for ids in (train, test)]
     given = [ids for ids in parts if ids is not None]
     if any(ids.dtype.kind in "US" for ids in given):
         known = np.unique(np.concatenate([ids.astype(str).ravel() for ids in given]))
         parts = [None if ids is None else np.searchsorted(known, ids.astype(str)) for ids in parts]
+        names = tuple(map(str, known))
     for what, ids in zip(("group_train", "group_test"), parts, strict=True):
         if ids is not None and not np.issubdtype(ids.dtype, np.integer):
             raise ProtofedError(f"{name}: {what} must be integers or text, got {ids.dtype}")
     first, second = (None if ids is None else torch.from_numpy(ids.astype(np.int64)) for ids in parts)
-    return first, second
+    return (first, second), names
 
 
 @dataclass(frozen=True)
@@ -218,6 +231,8 @@ class FederatedData:
     held_back: list[Tensor | None] = field(default_factory=list)
     class_names: tuple[str, ...] = ()
     name: str = ""
+    class_values: tuple[float, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     def to(self, device: torch.device | str) -> FederatedData:
         """The data on a device; tensors that clients share stay shared."""

@@ -1,6 +1,15 @@
-"""Measures: accuracy by head and by nearest prototype, and the geometry of the embedding space."""
+"""Measures of a federation: accuracy, F1, MAE, ensembles, and the geometry of the embedding space."""
 
-from .accuracy import Scores, score_client, summarise
+from .accuracy import Confusion, Scores, ensemble, score_client, summarise, vote
 from .geometry import feature_space_separation, silhouette
 
-__all__ = ["Scores", "feature_space_separation", "score_client", "silhouette", "summarise"]
+__all__ = [
+    "Confusion",
+    "Scores",
+    "ensemble",
+    "feature_space_separation",
+    "score_client",
+    "silhouette",
+    "summarise",
+    "vote",
+]

@@ -1,25 +1,80 @@
-"""Accuracy by classifier head and by nearest prototype, side by side."""
+"""What a client's predictions are worth: by classifier head and by nearest prototype, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..bank import PrototypeBank
 
 ScoreFunction = Callable[[Tensor, PrototypeBank], Tensor]
+KINDS = ("head", "prototype")
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """How often each true class was taken for each other: rows `(true, predicted, count)`, those that occur."""
+
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, y: Tensor, predicted: Tensor) -> Confusion:
+        pairs, counts = torch.stack([y, predicted], 1).unique(dim=0, return_counts=True)
+        return cls(torch.cat([pairs, counts[:, None]], 1).cpu().numpy())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Confusion) and np.array_equal(self.rows, other.rows)
+
+    @property
+    def correct(self) -> int:
+        true, predicted, count = self.rows.T
+        return int(count[true == predicted].sum())
+
+    @property
+    def samples(self) -> int:
+        return int(self.rows[:, 2].sum())
+
+    def macro_f1(self) -> float:
+        """Mean over the classes that occur, as truth or as prediction, of 2·hits / (true + predicted)."""
+        true, predicted, count = self.rows.T
+        size = int(self.rows[:, :2].max()) + 1
+        in_truth = np.bincount(true, count, size)
+        in_prediction = np.bincount(predicted, count, size)
+        hits = np.bincount(true, count * (true == predicted), size)
+        total = in_truth + in_prediction
+        occurs = total > 0
+        return float((2 * hits[occurs] / total[occurs]).mean())
+
+    def mean_absolute_error(self, values: Sequence[float]) -> float:
+        """Mean of |predicted − true|, classes read as the numbers they stand for."""
+        true, predicted, count = self.rows.T
+        number = np.asarray(values, dtype=np.float64)
+        return float((np.abs(number[predicted] - number[true]) * count).sum() / count.sum())
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One client's correct predictions out of `samples`."""
+    """One client's predictions. `votes` are its class probabilities on the shared test set, by head and by prototype."""
 
-    head: int
-    prototype: int
-    samples: int
+    by_head: Confusion
+    by_prototype: Confusion
+    votes: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def head(self) -> int:
+        return self.by_head.correct
+
+    @property
+    def prototype(self) -> int:
+        return self.by_prototype.correct
+
+    @property
+    def samples(self) -> int:
+        return self.by_head.samples
 
     @property
     def accuracy_head(self) -> float:
@@ -32,16 +87,45 @@ class Scores:
 
 def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> Scores:
     """The head chooses among all classes; the bank among the classes it knows."""
-    by_head = logits.argmax(-1)
-    by_bank = prototype_scores(z, bank).argmax(-1)
-    return Scores(int((by_head == y).sum()), int((by_bank == y).sum()), len(y))
+    return Scores(Confusion.of(y, logits.argmax(-1)), Confusion.of(y, prototype_scores(z, bank).argmax(-1)))
 
 
-def summarise(scores: Sequence[Scores]) -> dict[str, float]:
-    """Mean and standard deviation over clients, every client counting the same."""
-    result = {}
-    for kind in ("accuracy_head", "accuracy_prototype"):
-        values = torch.tensor([getattr(s, kind) for s in scores], dtype=torch.float64)
-        result[kind] = float(values.mean())
-        result[f"{kind}_std"] = float(values.std(correction=0))
+def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:
+    """`[2, n, C]` class probabilities, by head and by prototype; a bank that knows nothing gives every class the same."""
+    scores = prototype_scores(z, bank)
+    scores = torch.where(bank.known.any(), scores, torch.zeros_like(scores))
+    return torch.stack([logits.softmax(-1), scores.softmax(-1)]).cpu().numpy()
+
+
+def summarise(
+    scores: Sequence[Scores], values: Sequence[float] = (), architectures: Sequence[str] = ()
+) -> dict[str, float]:
+    """Means over clients, every client counting the same but in `weighted`, where every test sample does.
+
+    `values` are the numbers classes stand for; `architectures` names each client's, for a mean over those that share it.
+    """
+    result: dict[str, float] = {}
+    for kind in KINDS:
+        confusions: list[Confusion] = [getattr(s, f"by_{kind}") for s in scores]
+        each = np.array([c.correct / c.samples for c in confusions])
+        result[f"accuracy_{kind}"] = float(each.mean())
+        result[f"accuracy_{kind}_std"] = float(each.std())
+        result[f"weighted_{kind}"] = sum(c.correct for c in confusions) / sum(c.samples for c in confusions)
+        result[f"f1_{kind}"] = float(np.mean([c.macro_f1() for c in confusions]))
+        if values:
+            result[f"mae_{kind}"] = float(np.mean([c.mean_absolute_error(values) for c in confusions]))
+        if len(set(architectures)) > 1:
+            for name in dict.fromkeys(architectures):
+                members = [a for a, architecture in zip(each, architectures, strict=True) if architecture == name]
+                result[f"accuracy_{kind}@{name}"] = float(np.mean(members))
     return result
+
+
+def ensemble(scores: Sequence[Scores], y: Tensor) -> dict[str, float]:
+    """Accuracy of the argmax of the clients' mean class probabilities on a shared test set (FedPAGR)."""
+    total = np.zeros(())
+    for score in scores:
+        assert score.votes is not None
+        total = total + score.votes.astype(np.float64)
+    right = total.argmax(-1) == y.cpu().numpy()
+    return {f"ensemble_{kind}": float(right[k].mean()) for k, kind in enumerate(KINDS)}

@@ -1,10 +1,12 @@
-"""The run folder: `settings.toml`, `metrics.jsonl`, `rounds.jsonl`, `clients.jsonl`, `summary.json`, `checkpoint/`.
+"""The run folder: `settings.toml`, `metrics.jsonl`, `rounds.jsonl`, `clients.jsonl`, `confusion.json`, `summary.json`,
+`checkpoint/`.
 
 | file | one object per | what is in it |
 | --- | --- | --- |
 | `metrics.jsonl` | evaluated round | accuracies (mean, deviation over clients), loss, bytes, seconds, dropped clients |
 | `rounds.jsonl` | round | who took part, who was dropped and why, loss terms, bytes by direction and kind |
 | `clients.jsonl` | evaluated round | each client's accuracy by head and by prototype, and its number of test samples |
+| `confusion.json` | run | at the last evaluation, how often each client took which class for which |
 | `summary.json` | run | last round, mean of the last five evaluations, best on validation where there is one, totals |
 """
 
@@ -22,12 +24,14 @@ import numpy as np
 import torch
 
 from .. import wire
+from ..data.types import FederatedData
 from ..errors import ProtofedError
+from ..evaluate.accuracy import KINDS
 from ..federation import Federation, Record
 from ..federation.checkpoint import write_atomically
 from .settings import Settings, read_toml
 
-ACCURACIES = ("accuracy_head", "accuracy_prototype", "accuracy_head_std", "accuracy_prototype_std")
+MEASURES = ("accuracy_", "weighted_", "f1_", "mae_", "ensemble_")
 LAST = 5
 
 
@@ -108,6 +112,9 @@ class RunFolder:
             self._append("metrics.jsonl", history.metrics[-1])
             self._append("clients.jsonl", client_row(record))
 
+    def write_confusions(self, record: Record, data: FederatedData) -> None:
+        write_atomically(self.path / "confusion.json", json.dumps(confusions(record, data)).encode())
+
     def _append(self, name: str, row: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(_finite(row)) + "\n")
@@ -185,26 +192,41 @@ def client_row(record: Record) -> dict[str, Any]:
     }
 
 
+def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
+    """Who was taken for whom at the last evaluation, client by client."""
+    names = data.client_names or tuple(f"client {c}" for c in range(len(data.clients)))
+    rows = {
+        name: {kind: getattr(s, f"by_{kind}").rows.tolist() for kind in KINDS}
+        for name, s in zip(names, record.scores or [], strict=True)
+    }
+    return {"round": record.round, "classes": list(data.class_names), "rows": ["true", "predicted", "count"]} | {
+        "clients": rows
+    }
+
+
 def summarise(history: History, settings: Settings, federation: Federation) -> dict[str, Any]:
     """The last round, the mean of the last five evaluations, and best on validation. Never best on test."""
     rows, rounds = history.metrics, history.rounds
     last = rows[-LAST:]
+    measured = [k for k in rows[-1] if k.startswith(MEASURES)]
     summary: dict[str, Any] = {
         "method": settings.method.name,
         "seed": settings.general.seed,
         "rounds": federation.round,
         "clients": len(federation.data.clients),
-        "last_round": {k: rows[-1][k] for k in ACCURACIES},
-        "last_five": {k: sum(r[k] for r in last) / len(last) for k in ACCURACIES},
+        "last_round": {k: rows[-1][k] for k in measured},
+        "last_five": {k: sum(r[k] for r in last) / len(last) for k in measured},
     }
     if "validation_head" in rows[-1]:
         best = max(rows, key=lambda r: r["validation_head"])
-        summary["best_on_validation"] = {k: best[k] for k in ("round", "validation_head", *ACCURACIES)}
+        summary["best_on_validation"] = {k: best[k] for k in ("round", "validation_head", *measured)}
     for direction in ("up", "down"):
         summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.KINDS}
     summary["seconds"] = round(sum(row["seconds"] for row in rounds), 3)
     summary["dropped_clients"] = sum(len(row["dropped"]) for row in rounds)
-    summary["model_parameters"] = sum(p.numel() for p in federation.engine.skeleton.params.values())
+    engine = federation.engine
+    names = dict(zip(engine.owner, federation.architectures, strict=True))
+    summary["model_parameters"] = {names[k]: number for k, number in enumerate(engine.parameters)}
     summary["versions"] = {
         "protofed": _version(),
         "torch": torch.__version__,

@@ -16,6 +16,7 @@ from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import Plan, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
+from .architectures import architectures, capabilities
 from .folder import History, RunFolder, summarise
 from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
 
@@ -86,12 +87,13 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     if g.device != "cpu":
         check_device(g.device)
         data = data.to(g.device)
-    if isinstance(settings.model, AutoModel):
+    if isinstance(settings.model, AutoModel) and not g.models:
         settings = replace(settings, model=settings.model.for_shape(data.sample_shape))
     per_round = participants_per_round(g.participation, len(data.clients))
-    plan = Plan(settings.method, settings.model, data, settings.local, g.seed, g.initial, per_round)  # type: ignore[arg-type]
+    mix = architectures(settings, data)
+    plan = Plan(settings.method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round)
     engine, chosen = make_engine(plan, settings.engine)
-    settings = settings.with_engine(chosen)
+    settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
     federation = Federation(
         settings.method,
         engine,
@@ -99,7 +101,12 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         rounds=g.rounds,
         seed=g.seed,
         participation=g.participation,
+        choice=g.choice,
+        capability=capabilities(settings, data),
         evaluate_every=g.evaluate_every,
+        candidates=g.candidates,
+        ensemble=g.ensemble,
+        architectures=mix.of_clients,
     )
     return settings, federation
 
@@ -174,6 +181,8 @@ def _drive(
                     folder.append(history, record)
                 if record.round % every == 0 or record.round == federation.rounds:
                     checkpoint.save(federation, folder.checkpoint)
+                    if writes and record.scores is not None:
+                        folder.write_confusions(record, federation.data)
             if watch is not None:
                 watch(record, federation.rounds)
     finally:

@@ -21,11 +21,12 @@ from .. import methods, models
 from ..data import Dataset, partitions, sources
 from ..data.partitions import Partition
 from ..errors import ProtofedError, unknown
-from ..federation.choose import EngineSettings
+from ..federation.choose import Convolution, EngineSettings, Inner, Layout
 from ..federation.optimiser import LocalSettings
 from ..methods.base import Method
 from ..models.base import ModelSpec
 from ..registry import Registry, first_problem
+from . import architectures
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -50,6 +51,9 @@ class General(pydantic.BaseModel):
     rounds: int = pydantic.Field(100, ge=1, description="communication rounds")
     clients: int = pydantic.Field(20, ge=0, description="number of clients; 0 with partition=natural: one for each id")
     participation: float = pydantic.Field(1.0, gt=0, le=1, description="share of the clients that take part in a round")
+    choice: Literal["random", "diverse"] = pydantic.Field(
+        "random", description="who takes part: random, or diverse (by prototypes and capability; fedapa)"
+    )
     seed: int = pydantic.Field(1234, ge=0, description="the run's one seed; every random stream is derived from it")
     # local training
     epochs: int = pydantic.Field(1, ge=1, description="local epochs a round")
@@ -61,6 +65,22 @@ class General(pydantic.BaseModel):
     keep_optimiser: bool = pydantic.Field(False, description="keep the optimiser's state between rounds")
     initial: Literal["same", "own"] = pydantic.Field(
         "same", description="same: all clients start from one model; own: each from its own"
+    )
+    # who has which model, and what stands between encoder and head
+    models: tuple[str, ...] = pydantic.Field(
+        (), description="several models in place of one: dealt round, or one for each client (cnn,mlp?embedding=32)"
+    )
+    assignment: Literal["round-robin", "capability"] = pydantic.Field(
+        "round-robin", description="how models are dealt: round-robin, or capability (the first listed to the weakest)"
+    )
+    capability: tuple[float, ...] = pydantic.Field(
+        (), description="one number per client, larger is stronger; none: its number of training samples"
+    )
+    projection: Literal["auto", "none", "linear", "consensus"] = pydantic.Field(
+        "auto", description="between encoder and head: auto (the method's; linear for several models), or one of three"
+    )
+    dim: int = pydantic.Field(
+        0, ge=0, description="width of the projected embedding; 0: the model's own, or 512 (images) and 128 for several"
     )
     # what is held out, and who has labels
     test: Literal["central", "local"] = pydantic.Field(
@@ -79,6 +99,10 @@ class General(pydantic.BaseModel):
     server_labels: int = pydantic.Field(0, ge=0, description="labelled samples at the server")
     # what is recorded, and how
     evaluate_every: int = pydantic.Field(1, ge=1, description="evaluate every so many rounds, and at the last")
+    candidates: Literal["own", "all"] = pydantic.Field(
+        "own", description="the nearest prototype is one of the client's own classes, or of all"
+    )
+    ensemble: bool = pydantic.Field(False, description="also score the mean vote of all clients on the shared test set")
     checkpoint_every: int = pydantic.Field(
         10, ge=1, description="write a checkpoint every so many rounds, and at the last"
     )
@@ -87,17 +111,22 @@ class General(pydantic.BaseModel):
     engine: Literal["auto", "loop", "stack", "workers"] = pydantic.Field(
         "auto", description="auto (measured), loop, stack or workers"
     )
-    inner: Literal["auto", "loop", "stack"] = pydantic.Field(
-        "auto", description="what a worker does: auto, loop or stack"
+    inner: Inner | tuple[Inner, ...] = pydantic.Field(
+        "auto", description="what a worker does: auto, loop or stack; with several models also one for each"
     )
-    layout: Literal["auto", "contiguous", "channels_last"] = pydantic.Field(
+    layout: Layout | tuple[Layout, ...] = pydantic.Field(
         "auto", description="memory layout of a loop: auto, contiguous or channels_last"
     )
-    convolution: Literal["auto", "grouped", "unfold"] = pydantic.Field(
+    convolution: Convolution | tuple[Convolution, ...] = pydantic.Field(
         "auto", description="of a stack: auto, grouped or unfold"
     )
     workers: int = pydantic.Field(0, ge=0, le=512, description="worker processes; 0: as many as cores")
     threads: int = pydantic.Field(0, ge=0, le=512, description="torch threads of one process; 0: chosen by measurement")
+
+    @pydantic.field_validator("models", "capability", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | int | float) else value
 
 
 @dataclass(frozen=True)
@@ -133,14 +162,18 @@ class Settings:
         return EngineSettings(**{name: getattr(self.general, name) for name in names})
 
     def with_engine(self, engine: EngineSettings) -> Settings:
-        general = self.general.model_copy(update=dataclasses.asdict(engine))
-        return dataclasses.replace(self, general=general)
+        return self.with_general(**dataclasses.asdict(engine))
+
+    def with_general(self, **changes: Any) -> Settings:
+        return dataclasses.replace(self, general=self.general.model_copy(update=changes))
 
     def to_dict(self) -> dict[str, Any]:
         """Complete and nested, as `settings.toml` holds it."""
         result: dict[str, Any] = self.general.model_dump()
         for kind in REGISTRIES:
             choice = getattr(self, kind)
+            if kind == "model" and self.general.models:
+                continue  # several stand in its place
             if isinstance(choice, Dataset):
                 result[kind] = {"name": IN_MEMORY}
             elif isinstance(choice, AutoModel):
@@ -208,6 +241,12 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     """Settings from keys as a person writes them. `also` names further methods whose keys may appear and are skipped."""
     flat = _flatten(given)
     names: dict[str, Any] = {"data": "digits", "partition": "n-way", "model": "auto"}
+    if flat.get("models"):
+        for key in flat:
+            if key == "model" or key.startswith("model."):
+                raise ProtofedError(
+                    f"{key}: models={_shown(flat['models'])} stands in place of one model; use one of the two"
+                )
     for kind in ("method", "data", "partition", "model"):
         for key in (kind, f"{kind}.name"):
             if key in flat:
@@ -219,6 +258,8 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     options = _initial_options(names)
     general: dict[str, Any] = {}
     known = {kind: _options_of(kind, name) for kind, name in names.items()}
+    if flat.get("models"):
+        known["model"] = set()  # each has its own, written with it: cnn?embedding=32
     others = {name: set(methods.registry.options(name)) for name in also}
     for key, value in flat.items():
         group, rest = _place(key, known, names["method"], others)
@@ -237,14 +278,19 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     if made["partition"].name == "natural":
         general.setdefault("clients", 0)  # one for each natural id
     try:
-        return Settings(General(**general), **made)
+        settings = Settings(General(**general), **made)
     except pydantic.ValidationError as error:
         raise ProtofedError(f"settings: {first_problem(error)}") from None
+    for entry in settings.general.models:
+        architectures.make(entry)  # a wrong one is known before anything runs
+    return settings
 
 
 def _initial_options(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Short forms of data: a file, a folder or `hub:NAME` in place of a registered name."""
+    """Short forms: a file, a folder or `hub:NAME` in place of a data set's name; `bert:PATH?key=value` for a model."""
     options: dict[str, dict[str, Any]] = {kind: {} for kind in REGISTRIES}
+    if isinstance(names["model"], str):
+        names["model"], options["model"] = architectures.parse(names["model"])
     chosen = names["data"]
     if isinstance(chosen, Dataset):
         return options
@@ -253,9 +299,15 @@ def _initial_options(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
         names["data"], options["data"] = "hub", {"path": chosen.removeprefix("hub:")}
     elif chosen.endswith(".npz"):
         names["data"], options["data"] = "npz", {"path": chosen}
+    elif chosen.removesuffix(".gz").endswith((".csv", ".tsv", ".jsonl")):
+        names["data"], options["data"] = "text", {"path": chosen}
     elif chosen not in sources and Path(chosen).is_dir():
         names["data"], options["data"] = "folder", {"path": chosen}
     return options
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _flatten(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

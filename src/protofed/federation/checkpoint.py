@@ -95,11 +95,12 @@ def _pack(client: int, state: ClientState, keep_weights: bool) -> Iterator[tuple
 
 
 def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:
-    start = federation.engine.start
+    engine = federation.engine
     clients: dict[int, ClientState] = {}
     weights: dict[int, dict[str, Tensor]] = defaultdict(dict)
     for key, value in safetensors.torch.load_file(file).items():
         client, part, name = key.split("/", 2)
+        start = engine.starts[engine.owner[int(client)]]
         state = clients.setdefault(int(client), ClientState({}))
         if part == "memory":
             state.memory = wire.decode(value.numpy().tobytes(), f"{file}: client {client}")
@@ -110,7 +111,7 @@ def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:
         else:
             weights[int(client)][name] = value
     for number, state in clients.items():
-        state.weights = weights[number] or start
+        state.weights = weights[number] or engine.starts[engine.owner[number]]
     return clients
 
 

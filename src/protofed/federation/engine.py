@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import seeds, wire
 from ..bank import PrototypeBank
-from ..data.types import FederatedData
-from ..evaluate import Scores, score_client
+from ..data.types import FederatedData, Samples
+from ..evaluate import Scores, score_client, vote
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
 from ..wire import Bundle
@@ -19,20 +21,34 @@ from .local import ClientState, Outcome, Skeleton, Task, train_client
 from .optimiser import LocalSettings
 
 
+@dataclass(frozen=True)
+class Judging:
+    """How clients are evaluated."""
+
+    part: Literal["test", "validation"] = "test"
+    candidates: Literal["own", "all"] = "own"
+    """The nearest prototype is chosen among the classes of the client's training data, or among all known ones."""
+    votes: bool = False
+    """Also give each client's class probabilities on the central test set."""
+
+
 class Engine(Protocol):
     """Who trains the clients. It holds their states; the round itself is the same for every engine.
 
-    Messages come and go encoded, so an engine may pass them on to another process as they are.
+    Messages come and go encoded, so an engine may pass them on to another process as they are. Client c has the
+    architecture `owner[c]`, which starts from `starts[owner[c]]`.
     """
 
-    skeleton: Skeleton
-    start: Mapping[str, Tensor]
+    starts: tuple[Mapping[str, Tensor], ...]
+    owner: tuple[int, ...]
+    dim: int
+    parameters: tuple[int, ...]
 
     def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
         """Train the clients that were sent something; each client's state afterwards is kept."""
         ...
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
+    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
         """Each client scored on its own test (or validation) samples, by the model it would use."""
         ...
 
@@ -46,7 +62,7 @@ class Engine(Protocol):
 
 
 class PlainEngine:
-    """Holds the clients' states and trains those it is told to."""
+    """Holds the clients' states and trains those it is told to. All have one architecture."""
 
     def __init__(
         self,
@@ -65,8 +81,12 @@ class PlainEngine:
         self.device = data.clients[0].labelled.x.device
         self.own_start = initial == "own" and method.private_model
         self.skeleton = self._build()
+        self.dim = self.skeleton.dim
         self.start: Mapping[str, Tensor] = self.skeleton.weights()
-        self.clients: dict[int, ClientState] = {}
+        self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
+        self.owner: tuple[int, ...] = (0,) * len(data.clients)
+        self.parameters: tuple[int, ...] = (sum(p.numel() for p in self.skeleton.module.parameters()),)
+        self.clients: MutableMapping[int, ClientState] = {}
 
     def _build(self, *who: int) -> Skeleton:
         with torch.random.fork_rng(devices=[]):
@@ -104,34 +124,72 @@ class PlainEngine:
             outcomes[client] = Outcome(encoded, len(data.labelled), terms, failure)
         return outcomes
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
-        shared: dict[int, Output] = {}
+    # --- evaluation -----------------------------------------------------------------------------------------------
+    @property
+    def model_for_each(self) -> bool:
+        """Whether clients are evaluated by models of their own: private ones, or the global one tuned by each."""
+        return self.method.private_model or self.method.tuning_epochs > 0
+
+    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
         result = []
         server = server.to(self.device)
-        if not self.method.private_model:
+        shared: dict[int, Output] | None = None if self.model_for_each and not how.votes else {}
+        if not self.model_for_each:
             self.skeleton.load({**self.start, **server.weights})
         for client in clients:
             data = self.data.clients[client]
-            samples = data.test if part == "test" else data.validation
-            assert samples is not None
-            if self.method.private_model:
-                self.skeleton.load(self.state(client).weights)
-                z, logits = self.skeleton.outputs(samples.take()[0])
-            elif self.data.central_test is not None and samples.x is self.data.central_test.x:
-                # one model for all: a central test set is run once, not once per client
-                if id(samples.x) not in shared:
-                    shared[id(samples.x)] = self.skeleton.outputs(samples.x)
-                z, logits = (t[samples.index] for t in shared[id(samples.x)])
-            else:
-                z, logits = self.skeleton.outputs(samples.take()[0])
+            if self.model_for_each:
+                self._load(server, client)
+                shared = {} if how.votes else None
             x, y = data.labelled.take()
             own = PrototypeBank.from_embeddings(self.skeleton.outputs(x).embedding, y, self.data.num_classes)
-            bank = self.method.evaluation_bank(server, own).restricted(data.classes)
-            result.append(score_client(z, logits, samples.labels, bank, self.method.prototype_scores))
+            output = self._outputs(samples_of(self.data, client, how), shared)
+            shown = self.data.central_test if how.votes else None
+            central = None if shown is None else self._outputs(shown, shared)
+            result.append(self._score(server, client, own, output, central, how))
         return result
 
+    def _load(self, server: Bundle, client: int) -> None:
+        """Put the model a client is evaluated by into the module."""
+        if not self.method.tuning_epochs:
+            self.skeleton.load(self.state(client).weights)
+            return
+        state, sent = ClientState(self.start), self.method.send(server, client, 0)
+        _, _, _, failure = train_client(
+            self.tuning, self.skeleton, state, self.data.clients[client], sent, client, round=0
+        )
+        if failure:  # tuning went to NaN: what was sent is the best there is
+            self.skeleton.load({**self.start, **sent.weights})
+
+    @property
+    def tuning(self) -> Task:
+        """Training before evaluation, with random streams of its own (round 0)."""
+        local = replace(self.task.local, epochs=self.method.tuning_epochs, keep_optimiser=False)
+        return replace(self.task, local=local)
+
+    def _outputs(self, samples: Samples, shared: dict[int, Output] | None) -> Output:
+        """With `shared`, the central test set is run as a whole and once, for all who need some of its rows."""
+        central = self.data.central_test
+        if shared is None or central is None or samples.x is not central.x:
+            return self.skeleton.outputs(samples.take()[0])
+        if id(samples.x) not in shared:
+            shared[id(samples.x)] = self.skeleton.outputs(samples.x)
+        return Output(*(t[samples.index] for t in shared[id(samples.x)]))
+
+    def _score(
+        self, server: Bundle, client: int, own: PrototypeBank, output: Output, central: Output | None, how: Judging
+    ) -> Scores:
+        scored_by = self.method.prototype_scores
+        bank = self.method.evaluation_bank(server, own)
+        known = bank.restricted(self.data.clients[client].classes) if how.candidates == "own" else bank
+        y = samples_of(self.data, client, how).labels
+        scores = score_client(output.embedding, output.logits, y, known, scored_by)
+        votes: np.ndarray | None = None if central is None else vote(central.embedding, central.logits, bank, scored_by)
+        return replace(scores, votes=votes)
+
+    # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> dict[int, ClientState]:
-        return self.clients
+        return dict(self.clients)
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         self.clients = {
@@ -141,3 +199,10 @@ class PlainEngine:
 
     def close(self) -> None:
         """Nothing to release."""
+
+
+def samples_of(data: FederatedData, client: int, how: Judging) -> Samples:
+    own = data.clients[client]
+    samples = own.test if how.part == "test" else own.validation
+    assert samples is not None
+    return samples

@@ -18,7 +18,7 @@ from ..bank import PrototypeBank
 from ..data.types import ClientData, Samples
 from ..errors import ProtofedError
 from ..methods.base import Batch, Method, Received, Step
-from ..models.base import Output
+from ..models.base import Levels, Output
 from ..wire import Bundle
 from .optimiser import LocalSettings, Optimiser
 
@@ -36,12 +36,12 @@ class Skeleton:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dim: int = module.dim  # type: ignore[assignment]
         self.params: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        # integer buffers (a count of batches) carry nothing that is used
-        self.slots = {name: v for name, v in state.items() if v.is_floating_point()}
+        # frozen parameters are the same for all clients; integer buffers (a count of batches) carry nothing that is used
+        buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+        self.slots = {**self.params, **buffers}
 
     def loaded(self) -> dict[str, Tensor]:
-        """The module's parameters and floating buffers themselves, until the next client's are loaded."""
+        """The module's trained parameters and floating buffers themselves, until the next client's are loaded."""
         return {name: v.detach() for name, v in self.slots.items()}
 
     def weights(self) -> dict[str, Tensor]:
@@ -65,6 +65,12 @@ class Skeleton:
             parts = [self.module(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
+    def low(self, x: Tensor) -> Tensor:
+        """The low-level features, the same way."""
+        self.module.eval()
+        with torch.no_grad():
+            return torch.cat([self.module(self.arranged(piece), levels=True).low for piece in x.split(EVAL_BATCH)])
+
 
 class TrainingNetwork:
     """The model in training as a method sees it."""
@@ -76,6 +82,9 @@ class TrainingNetwork:
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
         x = self.skeleton.arranged(x)
         return self.module(x) if params is None else functional_call(self.module, dict(params), (x,))
+
+    def levels(self, x: Tensor) -> Levels:
+        return self.module(self.skeleton.arranged(x), levels=True)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,10 @@ class TrainedClient:
     def bank(self) -> PrototypeBank:
         output, batch = self._outputs
         return PrototypeBank.from_embeddings(output.embedding, batch.y, self.num_classes, batch.weight)
+
+    def low_bank(self) -> PrototypeBank:
+        x, y = self.data.take()
+        return PrototypeBank.from_embeddings(self.skeleton.low(x), y, self.num_classes)
 
 
 @dataclass

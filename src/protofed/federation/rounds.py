@@ -7,17 +7,22 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
 from .. import seeds, wire
 from ..data.types import FederatedData
-from ..evaluate import Scores, summarise
+from ..errors import ProtofedError
+from ..evaluate import Scores, ensemble, summarise
+from ..evaluate.accuracy import KINDS
 from ..methods.base import Method, Setup, Upload
 from ..wire import Bundle
-from .engine import Engine
+from . import selection
+from .engine import Engine, Judging
 from .local import Outcome
+from .mixed import for_architecture, marked
 
 log = logging.getLogger("protofed")
 
@@ -51,31 +56,59 @@ class Federation:
         rounds: int,
         seed: int,
         participation: float = 1.0,
+        choice: Literal["random", "diverse"] = "random",
+        capability: Sequence[float] = (),
         evaluate_every: int = 1,
+        candidates: Literal["own", "all"] = "own",
+        ensemble: bool = False,
+        architectures: Sequence[str] = (),
     ) -> None:
+        """`capability`: a number per client, for `choice="diverse"`; `architectures`: what each client's is called."""
         self.method, self.engine, self.data = method, engine, data
         self.rounds, self.seed = rounds, seed
-        self.participation, self.evaluate_every = participation, evaluate_every
+        self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
+        self.capability = torch.tensor(capability or [1.0] * len(data.clients))
+        self.judging = Judging("test", candidates, ensemble)
+        self.architectures = tuple(architectures)
+        self.mixed = len(engine.starts) > 1
+        starts = [marked(start, k) if self.mixed else start for k, start in enumerate(engine.starts)]
         self.setup = Setup(
             data.num_classes,
-            engine.skeleton.dim,
+            engine.dim,
             tuple(len(c.labelled) for c in data.clients),
-            {name: value.cpu() for name, value in engine.start.items()},
+            {name: value.cpu() for start in starts for name, value in start.items()},
             seed,
         )
-        self.expected = wire.Expected(
-            data.num_classes, engine.skeleton.dim, method.travels, engine.start, required=method.required
-        )
+        self.expected = [
+            wire.Expected(
+                data.num_classes,
+                engine.dim,
+                method.travels,
+                start,
+                banks=method.bank_shapes(self.setup),
+                required=method.required,
+            )
+            for start in engine.starts
+        ]
         self.state = method.server_start(self.setup)
         self.round = 0
+        if ensemble and data.central_test is None:
+            raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
+        if choice == "diverse" and method.client_banks(self.state) is None:
+            raise ProtofedError(
+                f"choice=diverse needs a server that keeps the clients' prototypes; {method.name} does not (fedapa does)"
+            )
 
     def participants(self, round: int) -> list[int]:
         total = len(self.data.clients)
         chosen = participants_per_round(self.participation, total)
         if chosen >= total:
             return list(range(total))
-        order = torch.randperm(total, generator=seeds.torch_stream(self.seed, "participation", round))
-        return sorted(order[:chosen].tolist())
+        stream = seeds.torch_stream(self.seed, "participation", round)
+        banks = self.method.client_banks(self.state) if self.choice == "diverse" else None
+        if banks is None:
+            return selection.random_choice(total, chosen, stream)
+        return selection.diverse_choice(banks, self.capability, chosen, stream)
 
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.rounds:
@@ -104,13 +137,16 @@ class Federation:
         """What each client is sent, encoded. A message that is the same for all is encoded once."""
         downloads: dict[int, bytes] = {}
         down: Counter[str] = Counter()
-        encoded: dict[int, tuple[Bundle, bytes, Counter[str]]] = {}  # holds the bundle too: an id lives as long as it
+        # holds the bundle too: an id lives as long as it
+        encoded: dict[tuple[int, int], tuple[Bundle, bytes, Counter[str]]] = {}
         for client in chosen:
             content = self.method.send(self.state, client, round)
-            if id(content) not in encoded:
-                message = wire.encode(content)
-                encoded[id(content)] = (content, message, wire.sizes(message))
-            _, downloads[client], size = encoded[id(content)]
+            which = self.engine.owner[client]
+            key = (id(content), which)
+            if key not in encoded:
+                message = wire.encode(for_architecture(content, which) if self.mixed else content)
+                encoded[key] = (content, message, wire.sizes(message))
+            _, downloads[client], size = encoded[key]
             down.update(size)
         return downloads, down
 
@@ -125,7 +161,10 @@ class Federation:
                 continue
             try:
                 up.update(wire.sizes(outcome.upload, f"client {client}"))
-                content = wire.decode(outcome.upload, f"client {client}", self.expected)
+                which = self.engine.owner[client]
+                content = wire.decode(outcome.upload, f"client {client}", self.expected[which])
+                if self.mixed:
+                    content = replace(content, weights=marked(content.weights, which))
                 uploads.append(Upload(client, outcome.num_samples, content))
             except wire.WireError as error:
                 dropped[client] = str(error)
@@ -135,11 +174,17 @@ class Federation:
 
     def _evaluate(self, record: Record) -> None:
         everyone = range(len(self.data.clients))
-        record.scores = self.engine.evaluate(self.state, everyone)
-        record.metrics = summarise(record.scores)
+        about = (self.data.class_values, self.architectures)
+        record.scores = self.engine.evaluate(self.state, everyone, self.judging)
+        record.metrics = summarise(record.scores, *about)
+        if self.judging.votes and self.data.central_test is not None:
+            record.metrics |= ensemble(record.scores, self.data.central_test.labels)
+            record.scores = [replace(s, votes=None) for s in record.scores]
         if all(c.validation is not None for c in self.data.clients):
-            record.validation = self.engine.evaluate(self.state, everyone, "validation")
-            record.metrics |= {k.replace("accuracy", "validation"): v for k, v in summarise(record.validation).items()}
+            how = replace(self.judging, part="validation", votes=False)
+            record.validation = self.engine.evaluate(self.state, everyone, how)
+            best = summarise(record.validation)
+            record.metrics |= {f"validation_{kind}": best[f"accuracy_{kind}"] for kind in KINDS}
 
 
 def participants_per_round(participation: float, clients: int) -> int:

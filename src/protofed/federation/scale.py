@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle
-from .engine import Engine
-from .local import ClientState, Outcome, Skeleton
+from .engine import Engine, Judging
+from .local import ClientState, Outcome
 
 T = TypeVar("T")
 
@@ -78,8 +77,7 @@ class ScaledEngine:
 
     def __init__(self, inner: Engine) -> None:
         self.inner = inner
-        self.skeleton: Skeleton = inner.skeleton
-        self.start: Mapping[str, Tensor] = inner.start
+        self.starts, self.owner, self.dim, self.parameters = inner.starts, inner.owner, inner.dim, inner.parameters
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
 
     def _mine(self, clients: Sequence[int]) -> list[int]:
@@ -91,9 +89,9 @@ class ScaledEngine:
         outcomes = {c: outcome for share in gather(own) for c, outcome in share.items()}
         return {c: outcomes[c] for c in downloads}  # in the order asked: a sum depends on it
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
+    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
         mine = self._mine(clients)
-        own = dict(zip(mine, self.inner.evaluate(server, mine, part), strict=True)) if mine else {}
+        own = dict(zip(mine, self.inner.evaluate(server, mine, how), strict=True)) if mine else {}
         scores = {c: s for share in gather(own) for c, s in share.items()}
         return [scores[c] for c in clients]
 

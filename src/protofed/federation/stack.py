@@ -9,7 +9,7 @@ change: there, clients whose batches differ in size are run apart.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -23,11 +23,11 @@ from torch.utils import _pytree as pytree
 from .. import seeds, wire
 from ..bank import PrototypeBank
 from ..data.types import ClientData, Samples
-from ..evaluate import Scores, score_client
+from ..evaluate import Scores
 from ..methods.base import Batch, Received, Step
-from ..models.base import Output
+from ..models.base import Levels, Output
 from ..wire import Bundle
-from .engine import PlainEngine
+from .engine import Judging, PlainEngine, samples_of
 from .local import (
     ClientState,
     Outcome,
@@ -93,6 +93,9 @@ class StackedNetwork:
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
         return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
+
+    def levels(self, x: Tensor) -> Levels:
+        return functional_call(self.module, {**self.buffers, **self.params}, (x,), {"levels": True})
 
 
 @dataclass(frozen=True)
@@ -286,9 +289,16 @@ class StackedOutputs:
     @cached_property
     def banks(self) -> PrototypeBank:
         output, y, weight = self.outputs
-        return vmap(lambda z, y, w: PrototypeBank.from_embeddings(z, y, self.num_classes, w))(
-            output.embedding, y, weight
-        )
+        return self._means(output.embedding, y, weight)
+
+    @cached_property
+    def low_banks(self) -> PrototypeBank:
+        index, weight = padded([d.index for d in self.data])
+        low = stacked_levels(self.skeleton, self.weights, self.data[0].x, index).low
+        return self._means(low, self.data[0].y[index], weight)
+
+    def _means(self, z: Tensor, y: Tensor, weight: Tensor) -> PrototypeBank:
+        return vmap(lambda z, y, w: PrototypeBank.from_embeddings(z, y, self.num_classes, w))(z, y, weight)
 
 
 def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -301,12 +311,25 @@ def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 def stacked_outputs(skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor) -> Output:
     """Eval mode, no gradient, in pieces: client k's model on rows `index[k]`."""
+    return Output(*_run_stacked(skeleton, weights, x, index, {}))
+
+
+def stacked_levels(skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor) -> Levels:
+    """The same with low-level features."""
+    return Levels(*_run_stacked(skeleton, weights, x, index, {"levels": True}))
+
+
+def _run_stacked(
+    skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor, options: Mapping[str, Any]
+) -> list[Tensor]:
     skeleton.module.eval()
-    run: Callable[[Tensors, Tensor], Output] = vmap(lambda w, b: functional_call(skeleton.module, w, (b,)))
+    run: Callable[[Tensors, Tensor], tuple[Tensor, ...]] = vmap(
+        lambda w, b: functional_call(skeleton.module, w, (b,), dict(options))
+    )
     piece = max(1, EVAL_SAMPLES // len(index))
     with torch.no_grad():
         parts = [run(weights, x[rows]) for rows in index.split(piece, dim=1)]
-    return Output(torch.cat([p[0] for p in parts], 1), torch.cat([p[1] for p in parts], 1))
+    return [torch.cat(column, 1) for column in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -330,6 +353,9 @@ class StackedClient:
 
     def bank(self) -> PrototypeBank:
         return self.stack.banks[self.k]
+
+    def low_bank(self) -> PrototypeBank:
+        return self.stack.low_banks[self.k]
 
 
 class StackEngine(PlainEngine):
@@ -360,7 +386,7 @@ class StackEngine(PlainEngine):
                     shared[id(message)] = received
             jobs.append(Job(client, state, self.data.clients[client], received))
         outcomes = {}
-        for group in self._stacks(jobs, [job.data.labelled for job in jobs]):
+        for group in self._stacks(jobs, [(id(job.data.labelled.x), _structure(job.received)) for job in jobs]):
             for job, (after, upload, terms, failure) in zip(
                 group, train_stack(self.task, self.skeleton, group, round), strict=True
             ):
@@ -369,37 +395,62 @@ class StackEngine(PlainEngine):
                 outcomes[job.client] = Outcome(encoded, len(job.data.labelled), terms, failure)
         return outcomes
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
-        if not self.method.private_model:
-            return super().evaluate(server, clients, part)  # one model: nothing to stack
+    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
+        if not self.model_for_each:
+            return super().evaluate(server, clients, how)  # one model: nothing to stack
         server = server.to(self.device)
-        data = [self.data.clients[c] for c in clients]
-        tests = [d.test if part == "test" else d.validation for d in data]
-        samples = [t for t in tests if t is not None]
+        samples = [samples_of(self.data, c, how) for c in clients]
         scores: dict[int, Scores] = {}
-        for group in self._stacks(list(zip(clients, samples, strict=True)), samples):
-            scores |= self._evaluate_group(server, group)
+        for group in self._stacks(list(zip(clients, samples, strict=True)), [id(s.x) for s in samples]):
+            scores |= self._evaluate_group(server, group, how)
         return [scores[c] for c in clients]
 
-    def _stacks(self, items: Sequence[T], samples: Sequence[Samples]) -> list[list[T]]:
-        """Stacks of at most `largest`, each of clients whose samples lie in the same tensor."""
-        groups: dict[int, list[T]] = {}
-        for item, own in zip(items, samples, strict=True):
-            groups.setdefault(id(own.x), []).append(item)
+    def _stacks(self, items: Sequence[T], alike: Sequence[Hashable]) -> list[list[T]]:
+        """Stacks of at most `largest`, each of clients that are alike: same tensor of samples, same kind of message."""
+        groups: dict[Hashable, list[T]] = {}
+        for item, key in zip(items, alike, strict=True):
+            groups.setdefault(key, []).append(item)
         return [g[i : i + self.largest] for g in groups.values() for i in range(0, len(g), self.largest)]
 
-    def _evaluate_group(self, server: Bundle, group: Sequence[tuple[int, Samples]]) -> dict[int, Scores]:
+    def _evaluate_group(self, server: Bundle, group: Sequence[tuple[int, Samples]], how: Judging) -> dict[int, Scores]:
         clients, samples = [c for c, _ in group], [t for _, t in group]
-        states = [self.state(c).weights for c in clients]
-        weights = {name: torch.stack([s[name] for s in states]) for name in self.skeleton.slots}
+        models = self._models(server, clients)
+        weights = {name: torch.stack([own[name] for own in models]) for name in self.skeleton.slots}
         data = [self.data.clients[c] for c in clients]
         own = StackedOutputs(self.skeleton, weights, [d.labelled for d in data], self.data.num_classes).banks
         index, _ = padded([t.index for t in samples])
         output = stacked_outputs(self.skeleton, weights, samples[0].x, index)
+        central: Output | None = None
+        if how.votes and self.data.central_test is not None:
+            rows = self.data.central_test.index.expand(len(clients), -1)
+            central = stacked_outputs(self.skeleton, weights, self.data.central_test.x, rows)
         scores = {}
-        for k, test in enumerate(samples):
-            n = len(test)
-            bank = self.method.evaluation_bank(server, own[k]).restricted(data[k].classes)
-            z, logits = output.embedding[k, :n], output.logits[k, :n]
-            scores[clients[k]] = score_client(z, logits, test.labels, bank, self.method.prototype_scores)
+        for k, (client, test) in enumerate(group):
+            mine = Output(*(t[k, : len(test)] for t in output))
+            voting = None if central is None else Output(*(t[k] for t in central))
+            scores[client] = self._score(server, client, own[k], mine, voting, how)
         return scores
+
+    def _models(self, server: Bundle, clients: Sequence[int]) -> list[Mapping[str, Tensor]]:
+        """What each client is evaluated by."""
+        if not self.method.tuning_epochs:
+            return [self.state(c).weights for c in clients]
+        jobs = []
+        for client in clients:
+            state = ClientState(self.start)
+            sent = holds(self.method.send(server, client, 0), state)
+            jobs.append(Job(client, state, self.data.clients[client], sent))
+        models: dict[int, Mapping[str, Tensor]] = {}
+        for group in self._stacks(jobs, [(id(job.data.labelled.x), _structure(job.received)) for job in jobs]):
+            for job, (after, _, _, failure) in zip(
+                group, train_stack(self.tuning, self.skeleton, group, 0), strict=True
+            ):
+                # tuning that went to NaN: what was sent is the best there is
+                models[job.client] = {**self.start, **job.received.weights} if failure else after.weights
+        return [models[c] for c in clients]
+
+
+def _structure(received: Received) -> Hashable:
+    """Only messages of one structure can be stacked: a client in its first round remembers nothing yet."""
+    leaves, spec = pytree.tree_flatten(received)
+    return repr(spec), tuple(tuple(v.shape) if isinstance(v, Tensor) else () for v in leaves)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-import math
 import mmap
 import multiprocessing
 import os
@@ -21,6 +20,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -31,8 +31,9 @@ from .. import wire
 from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle
-from .engine import PlainEngine
+from .engine import Judging
 from .local import ClientState, Outcome
+from .mixed import Inner
 
 log = logging.getLogger("protofed")
 ARENA = 1 << 30  # reserved for messages, per direction and worker; only what is used takes memory
@@ -70,27 +71,29 @@ class SharedStates(MutableMapping[int, ClientState]):
     Only pages that were written take memory, so a client that never took part costs nothing.
     """
 
-    def __init__(self, clients: int, start: Mapping[str, Tensor], with_weights: bool) -> None:
-        self.shapes = {name: value.shape for name, value in start.items()}
-        self.start, self.with_weights = start, with_weights
-        self.size = sum(value.numel() for value in start.values())
-        self.memory = reserve(2 * clients * self.size * 4 if with_weights else 1)
-        self.current = mmap.mmap(-1, clients)  # per client: 0 no state yet, 1 or 2 which place holds it
+    def __init__(self, starts: Sequence[Mapping[str, Tensor]], owner: Sequence[int], with_weights: bool) -> None:
+        self.starts, self.owner, self.with_weights = starts, owner, with_weights
+        self.sizes = [sum(value.numel() for value in start.values()) for start in starts]
+        each = [2 * self.sizes[which] for which in owner]
+        self.begin = [0, *accumulate(each)]
+        self.memory = reserve(self.begin[-1] * 4 if with_weights else 1)
+        self.current = mmap.mmap(-1, len(owner))  # per client: 0 no state yet, 1 or 2 which place holds it
         self.extras: dict[int, bytes] = {}  # optimiser and memory; they go with the job
         self.pending: dict[int, int] = {}
 
     def _place(self, client: int, place: int) -> Tensor:
-        offset = (2 * client + place - 1) * self.size * 4
-        return torch.frombuffer(self.memory, dtype=torch.float32, count=self.size, offset=offset)
+        size = self.sizes[self.owner[client]]
+        offset = (self.begin[client] + (place - 1) * size) * 4
+        return torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
 
     def __getitem__(self, client: int) -> ClientState:
         place = self.current[client]
         if place == 0:
             raise KeyError(client)
-        weights: Mapping[str, Tensor] = self.start
+        weights = self.starts[self.owner[client]]
         if self.with_weights:
-            pieces = self._place(client, place).split([math.prod(shape) for shape in self.shapes.values()])
-            weights = {n: p.view(s) for (n, s), p in zip(self.shapes.items(), pieces, strict=True)}
+            pieces = self._place(client, place).split([value.numel() for value in weights.values()])
+            weights = {n: p.view(v.shape) for (n, v), p in zip(weights.items(), pieces, strict=True)}
         extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
         tensors = dict(extra.tensors)
         optimiser = {k.removeprefix("optimiser/"): tensors.pop(k) for k in list(tensors) if k.startswith("optimiser/")}
@@ -101,7 +104,8 @@ class SharedStates(MutableMapping[int, ClientState]):
         place = 2 if self.current[client] == 1 else 1
         if self.with_weights:
             flat = self._place(client, place)
-            torch.cat([state.weights[name].reshape(-1) for name in self.shapes], out=flat)
+            names = self.starts[self.owner[client]]
+            torch.cat([state.weights[name].reshape(-1) for name in names], out=flat)
         memory = state.memory
         tensors = {**memory.tensors, **{f"optimiser/{k}": v for k, v in state.optimiser.items()}}
         self._keep(client, wire.encode(Bundle(memory.bank, memory.banks, memory.weights, tensors, memory.scalars)))
@@ -162,15 +166,15 @@ class Worker:
 class WorkerEngine:
     """Spreads clients over worker processes, each of which trains them with `inner` (a loop or a stack)."""
 
-    def __init__(self, inner: PlainEngine, workers: int, *, group: int = 1) -> None:
-        """`group`: how many clients a worker takes at a time (1 for a loop; 0: all clients shared out evenly)."""
-        self.inner, self.group = inner, group
-        self.skeleton, self.start = inner.skeleton, inner.start
+    def __init__(self, inner: Inner, workers: int, *, stacked: Sequence[bool] = (False,)) -> None:
+        """`stacked`: for each architecture, whether a worker takes its share of all clients at once, or one at a time."""
+        self.inner, self.stacked = inner, stacked
+        self.starts, self.owner, self.dim, self.parameters = inner.starts, inner.owner, inner.dim, inner.parameters
         self.method, self.data = inner.method, inner.data
-        if any(v.dtype != torch.float32 or v.device.type != "cpu" for v in self.start.values()):
+        if any(v.dtype != torch.float32 or v.device.type != "cpu" for start in self.starts for v in start.values()):
             raise ProtofedError("engine=workers holds float32 models on the CPU; choose engine=stack or engine=loop")
-        self.states = SharedStates(len(self.data.clients), self.start, self.method.private_model)
-        inner.clients = self.states  # type: ignore[assignment]
+        self.states = SharedStates(self.starts, self.owner, self.method.private_model)
+        inner.clients = self.states
         self.arena = Arena()
         self.count = workers
         self.workers: list[Worker] = []
@@ -198,13 +202,13 @@ class WorkerEngine:
             outcomes |= replies
         return {client: outcomes[client] for client in downloads}  # in the order asked: a sum depends on it
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], part: str = "test") -> list[Scores]:
-        if not self.method.private_model:
-            return self.inner.evaluate(server, clients, part)
+    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
+        if not self.inner.model_for_each:
+            return self.inner.evaluate(server, clients, how)
         self.arena.used = 0
         message = self.arena.put(wire.encode(server))
-        groups = self._groups(list(clients), of_tests=True)
-        jobs = [("evaluate", message, group, part) for group in groups]
+        groups = self._groups(list(clients), of_tests=not self.method.tuning_epochs)
+        jobs = [("evaluate", message, group, how) for group in groups]
         scores: dict[int, Scores] = {}
         for group, reply in zip(groups, self._run(jobs), strict=True):
             if reply is None:
@@ -213,13 +217,19 @@ class WorkerEngine:
         return [scores[c] for c in clients]
 
     def _groups(self, clients: list[int], of_tests: bool = False) -> list[list[int]]:
-        """Largest first, so that the last job to end is a short one."""
-        size = {c: len(self.data.clients[c].test if of_tests else self.data.clients[c].labelled) for c in clients}
-        ordered = sorted(clients, key=lambda c: -size[c])
-        if self.group:
-            return [ordered[i : i + self.group] for i in range(0, len(ordered), self.group)]
-        shares = min(self.count, len(ordered))
-        return [ordered[i::shares] for i in range(shares)]
+        """Most work first, so that the last job to end is a short one. A job holds clients of one architecture."""
+
+        def work(group: list[int]) -> int:
+            own = [self.data.clients[c] for c in group]
+            samples = sum(len(c.test if of_tests else c.labelled) for c in own)
+            return samples * self.parameters[self.owner[group[0]]]
+
+        groups: list[list[int]] = []
+        for which, stacked in enumerate(self.stacked):
+            members = sorted((c for c in clients if self.owner[c] == which), key=lambda c: -work([c]))
+            shares = min(self.count, len(members)) if stacked else len(members)
+            groups += [members[i::shares] for i in range(shares)]
+        return sorted(groups, key=work, reverse=True)
 
     def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
         return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}
@@ -323,9 +333,9 @@ class WorkerEngine:
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
         arena.used = 0  # the parent has read what the last job left there
         if job[0] == "evaluate":
-            _, message, clients, part = job
+            _, message, clients, how = job
             self.states.extras = {}
-            return self.inner.evaluate(wire.decode(self.arena.get(message), "server's state"), clients, part)
+            return self.inner.evaluate(wire.decode(self.arena.get(message), "server's state"), clients, how)
         _, round, which, messages, extras = job
         self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in extras.items()}, {}
         arrived = [self.arena.get(m) for m in messages]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import fedavg, fedproto, fedprox, fedsap, local
+from . import caring, fedapa, fedavg, fedproto, fedprox, fedsap, local, wifederated
 from .base import (
     Batch,
     Method,
@@ -32,6 +32,8 @@ __all__ = [
     "Upload",
     "available",
     "bank_of",
+    "caring",
+    "fedapa",
     "fedavg",
     "fedproto",
     "fedprox",
@@ -42,6 +44,7 @@ __all__ = [
     "registry",
     "uploaded_banks",
     "weighted_average",
+    "wifederated",
 ]
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..bank import PrototypeBank
-from ..models.base import Output
+from ..models.base import Levels, Output
 from ..registry import Registry
 from ..wire import Bundle
 
@@ -64,6 +64,10 @@ class Network(Protocol):
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output: ...
 
+    def levels(self, x: Tensor) -> Levels:
+        """Embedding and logits, and a low-level feature of 64 numbers before them."""
+        ...
+
 
 class Trained(Protocol):
     """A client after local training: its weights, and its model in eval mode over its whole labelled set."""
@@ -84,15 +88,23 @@ class Trained(Protocol):
         """Embeddings and logits of the labelled set, and the set itself."""
         ...
 
+    def low_bank(self) -> PrototypeBank:
+        """Class means of the low-level features of the labelled set."""
+        ...
+
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server knows before the first round."""
+    """What a server knows before the first round.
+
+    Where clients have different architectures, names of weights (here, in the server's state and in uploads) begin with
+    the architecture's number, `"2:head.weight"`; a client sees its own without it.
+    """
 
     num_classes: int
     dim: int
     client_sizes: tuple[int, ...]
-    weights: Mapping[str, Tensor]  # the initial model's parameters and floating buffers
+    weights: Mapping[str, Tensor]  # the initial models' trained parameters and floating buffers
     seed: int
 
     @property
@@ -120,6 +132,8 @@ class Method:
     """Which of those every upload must hold; one without is dropped."""
     private_model: ClassVar[bool] = True
     """Whether each client keeps a model of its own between rounds (and is evaluated by it)."""
+    projection: ClassVar[Literal["none", "consensus"]] = "none"
+    """What stands between encoder and head unless the settings say otherwise: FedPAGR's consensus head, or nothing."""
 
     # --- server -------------------------------------------------------------------------------------------------
     def server_start(self, setup: Setup) -> Bundle:
@@ -133,6 +147,14 @@ class Method:
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
         """The state after a round. `uploads` is never empty; a round nobody returned from changes nothing."""
         return state
+
+    def bank_shapes(self, setup: Setup) -> Mapping[str, tuple[int | None, ...]]:
+        """Shapes of uploaded banks that are not `[C, d]`, by name (`""` is the main one); None stands for any size."""
+        return {}
+
+    def client_banks(self, state: Bundle) -> PrototypeBank | None:
+        """Every client's last prototypes `[N, C, d]`, where the server keeps them: for choosing diverse clients."""
+        return None
 
     # --- client -------------------------------------------------------------------------------------------------
     def client_start(self, weights: Mapping[str, Tensor], received: Received) -> Mapping[str, Tensor]:
@@ -163,12 +185,17 @@ class Method:
         return received.memory
 
     # --- prediction ---------------------------------------------------------------------------------------------
+    @property
+    def tuning_epochs(self) -> int:
+        """Epochs a client trains what it is sent on its own data before it is evaluated; they change no state."""
+        return 0
+
     def evaluation_bank(self, state: Bundle, own: PrototypeBank) -> PrototypeBank:
         """The bank for nearest-prototype prediction: the global one where a class has one, else the client's own."""
         return own if state.bank is None else state.bank.filled_from(own)
 
     def prototype_scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
-        """`[n, C]` scores, highest wins; `bank` is restricted to the classes of the client's training data."""
+        """`[n, C]` scores, highest wins, −∞ where the bank knows no class; their softmax votes in an ensemble."""
         return -bank.distances(z)
 
 
@@ -214,13 +241,21 @@ def uploaded_banks(uploads: Sequence[Upload]) -> PrototypeBank:
     return PrototypeBank.stack([bank_of(u.content) for u in uploads])
 
 
-def weighted_average(uploads: Sequence[Upload]) -> dict[str, Tensor]:
-    """Weights averaged by the clients' sample counts, summed in float64 so that the order of clients hardly matters."""
-    total = sum(u.num_samples for u in uploads)
-    result = {}
-    for name, first in uploads[0].content.weights.items():
-        mean = torch.zeros(first.shape, dtype=torch.float64)
-        for upload in uploads:
-            mean.add_(upload.content.weights[name], alpha=upload.num_samples / total)
-        result[name] = mean.to(first.dtype)
-    return result
+def weighted_average(uploads: Sequence[Upload], shares: Sequence[float] | None = None) -> dict[str, Tensor]:
+    """Weights averaged by the clients' sample counts (or `shares`), each over the clients whose model has it.
+
+    Summed in float64 so that the order of clients hardly matters.
+    """
+    shares = [u.num_samples for u in uploads] if shares is None else shares
+    sums: dict[str, Tensor] = {}
+    totals: dict[str, float] = {}
+    for upload, share in zip(uploads, shares, strict=True):
+        for name, value in upload.content.weights.items():
+            if name not in sums:
+                sums[name], totals[name] = torch.zeros(value.shape, dtype=torch.float64), 0.0
+            totals[name] += share
+    for upload, share in zip(uploads, shares, strict=True):
+        for name, value in upload.content.weights.items():
+            sums[name].add_(value, alpha=share / totals[name])
+    kinds = {name: value.dtype for upload in uploads for name, value in upload.content.weights.items()}
+    return {name: total.to(kinds[name]) for name, total in sums.items()}

@@ -37,4 +37,4 @@ class FedAvg(Method):
         return Bundle(weights=trained.weights)
 
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        return replace(state, weights=weighted_average(uploads))
+        return replace(state, weights={**state.weights, **weighted_average(uploads)})

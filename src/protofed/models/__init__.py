@@ -17,24 +17,37 @@ from torch import nn
 
 from ..errors import ProtofedError
 from ..registry import coerce
-from .base import Classifier, ModelSpec, Output, adapt, parameter_count, register, register_module, registry
+from .base import Classifier, Levels, ModelSpec, Output, adapt, parameter_count, register, register_module, registry
 from .cnn import CNN
+from .convnet import LargeConvNet4, MiddleConvNet4, TinyConvNet4
+from .googlenet import GoogLeNet
 from .mlp import MLP
+from .mobilenet import MobileNetV2
+from .projection import Projected, Projection, project
 from .resnet import ResNet18
 
 __all__ = [
     "CNN",
     "MLP",
     "Classifier",
+    "GoogLeNet",
+    "LargeConvNet4",
+    "Levels",
+    "MiddleConvNet4",
+    "MobileNetV2",
     "ModelSpec",
     "Output",
+    "Projected",
+    "Projection",
     "ResNet18",
+    "TinyConvNet4",
     "adapt",
     "available",
     "build",
     "default_for",
     "make",
     "parameter_count",
+    "project",
     "register",
     "register_module",
     "registry",
@@ -46,7 +59,7 @@ STANDARD_INPUT, STANDARD_CLASSES = (3, 32, 32), 10
 def available() -> dict[str, int | None]:
     """Name → number of parameters, with default settings, for images of 3×32×32 and 10 classes.
 
-    `None` stands for a registered model of your own that cannot be built for that input.
+    `None` stands for a model that cannot be built for that input.
     """
     counts: dict[str, int | None] = {}
     for name in registry.names():
@@ -69,6 +82,8 @@ def make(model: str | ModelSpec, sample_shape: Sequence[int], **options: Any) ->
         return registry.make(default_for(sample_shape) if model == "auto" else model, options)
     if not options:
         return model
+    if isinstance(model, Projected):
+        return dataclasses.replace(model, model=make(model.model, sample_shape, **options))
     current = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.init}  # type: ignore[arg-type]
     return coerce(type(model), current | options, f"model {model.name!r}")
 

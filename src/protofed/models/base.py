@@ -1,23 +1,29 @@
 """What every model is: an encoder and a linear head, giving `(embedding, logits)`.
 
-A model's settings are a frozen dataclass with a `build`; a network that already gives the pair needs one line,
-`register_module`. Every model must run under `torch.func.vmap`, one set of parameters and buffers per client.
+A model's settings are a frozen dataclass with a `build`; a network that already gives the pair, or flat features alone,
+needs one line, `register_module`. Every model must run under `torch.func.vmap`, one set of parameters and buffers per
+client.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from functools import partial
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ProtofedError
 from ..registry import Registry
 
 Shape = tuple[int, ...]
+LOW = 64  # numbers in a low-level feature, of every model: architectures can then compare theirs
 
 
 class Output(NamedTuple):
@@ -25,20 +31,77 @@ class Output(NamedTuple):
     logits: Tensor
 
 
+class Levels(NamedTuple):
+    """An output with the low-level feature `low [n, LOW]` beside it."""
+
+    low: Tensor
+    embedding: Tensor
+    logits: Tensor
+
+
+@runtime_checkable
+class Stages(Protocol):
+    """An encoder in two stages: what `early` gives is the low-level feature, and `late` makes the embedding of it."""
+
+    def early(self, x: Tensor) -> Tensor: ...
+
+    def late(self, h: Tensor) -> Tensor: ...
+
+
+class Staged(nn.Sequential):
+    """A sequence of layers of which the first `cut` are the early stage."""
+
+    def __init__(self, *layers: Any, cut: int) -> None:
+        super().__init__(*layers)
+        self.cut = cut
+
+    def early(self, x: Tensor) -> Tensor:
+        for layer in islice(self, self.cut):
+            x = layer(x)
+        return x
+
+    def late(self, h: Tensor) -> Tensor:
+        for layer in islice(self, self.cut, None):
+            h = layer(h)
+        return h
+
+
+def by_stages(encoder: nn.Module, x: Tensor, owner: str) -> tuple[Tensor, Tensor]:
+    """Low-level feature and embedding. The feature is pooled to `LOW` numbers without parameters."""
+    if not isinstance(encoder, Stages):
+        raise no_levels(owner)
+    h = encoder.early(x)
+    return F.adaptive_avg_pool1d(h.flatten(1), LOW), encoder.late(h)
+
+
+def no_levels(owner: str) -> ProtofedError:
+    return ProtofedError(
+        f"{owner} gives no low-level features; fedmps needs a built-in image model or mlp, or a Classifier whose encoder "
+        "has the methods 'early' and 'late'"
+    )
+
+
 class Classifier(nn.Module):
     """`encoder` gives a flat embedding of `dim` numbers, `head` the class logits.
 
-    `dropout` stands between the two, so the embedding that prototypes are made of is never dropped.
+    `dropout` stands between the two, so the embedding that prototypes are made of is never dropped. `levels=True` needs
+    an encoder in `Stages`; `owner` is what the error calls the model where it has none.
     """
 
-    def __init__(self, encoder: nn.Module, dim: int, num_classes: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, encoder: nn.Module, dim: int, num_classes: int, dropout: float = 0.0, owner: str = "this model"
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
         self.head = nn.Linear(dim, num_classes)
         self.dim = dim
+        self.owner = owner
 
-    def forward(self, x: Tensor) -> Output:
+    def forward(self, x: Tensor, levels: bool = False) -> Output | Levels:
+        if levels:
+            low, z = by_stages(self.encoder, x, self.owner)
+            return Levels(low, z, self.head(self.drop(z)))
         z = self.encoder(x)
         return Output(z, self.head(self.drop(z)))
 
@@ -46,7 +109,8 @@ class Classifier(nn.Module):
 class ModelSpec(Protocol):
     """A model's settings (a frozen dataclass); `build` makes the network for an input shape and a number of classes."""
 
-    name: ClassVar[str]
+    @property
+    def name(self) -> str: ...
 
     def build(self, sample_shape: Shape, num_classes: int) -> nn.Module: ...
 
@@ -60,7 +124,8 @@ Factory = Callable[[Shape, int], nn.Module]
 def register_module(name: str, factory: Factory) -> None:
     """Make a network of your own available by name: `factory(sample_shape, num_classes)` gives the module.
 
-    Calling the module on `[n, *sample_shape]` must give the pair `embedding [n, d]`, `logits [n, num_classes]`.
+    Calling the module on `[n, *sample_shape]` must give the pair `embedding [n, d]`, `logits [n, num_classes]`, or flat
+    features `[n, d]` alone, which get a linear head.
     """
 
     @dataclass(frozen=True)
@@ -76,31 +141,43 @@ def register_module(name: str, factory: Factory) -> None:
 def adapt(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str = "model") -> nn.Module:
     """Turn a module that gives `(embedding, logits)` into a model: checked once, `Output` returned, `dim` set.
 
-    The module keeps its parameter names (it is not wrapped), so its own checkpoints still fit.
+    The module keeps its parameter names (it is not wrapped), so its own checkpoints still fit. One that gives flat
+    features alone becomes the `encoder` of a `Classifier`.
     """
     if not isinstance(module, nn.Module):
         raise ProtofedError(f"{owner}: expected a torch.nn.Module, got {type(module).__name__}")
-    width = _probe(module, sample_shape, num_classes, owner)
+    width, has_logits = _probe(module, sample_shape, num_classes, owner)
+    for layer in module.modules():
+        # Only momentum=None reads the count of batches, and counting in place is an error under vmap and grad.
+        if isinstance(layer, _BatchNorm) and layer.momentum is not None:
+            layer.num_batches_tracked = None
+    if not has_logits:
+        return Classifier(module, width, num_classes, owner=owner)
     if getattr(module, "dim", width) != width:
         raise ProtofedError(
             f"{owner}: its attribute 'dim' is {module.dim!r}, but the embedding has {width} numbers and 'dim' is where "
             "protofed keeps that; rename the attribute"
         )
     module.dim = width  # type: ignore[assignment]
-    for layer in module.modules():
-        # Only momentum=None reads the count of batches, and counting in place is an error under vmap and grad.
-        if isinstance(layer, _BatchNorm) and layer.momentum is not None:
-            layer.num_batches_tracked = None
-    module.register_forward_hook(_as_output)
+    if not isinstance(module, Classifier) and _as_output not in module._forward_hooks.values():
+        module.register_forward_pre_hook(partial(_without_levels, owner), with_kwargs=True)
+        module.register_forward_hook(_as_output)
     return module
+
+
+def _without_levels(owner: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if kwargs.get("levels"):
+        raise no_levels(owner)
+    return args, {key: value for key, value in kwargs.items() if key != "levels"}
 
 
 def _as_output(module: nn.Module, args: Any, pair: tuple[Tensor, Tensor]) -> Output:
     return Output(*pair)
 
 
-def _probe(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str) -> int:
-    """The embedding's width, found by running two blank samples; raises where the output is not what is needed."""
+def _probe(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str) -> tuple[int, bool]:
+    """The embedding's width and whether logits come with it, found by running two blank samples; raises where the output
+    is not what is needed."""
     training = module.training
     first = next(module.parameters(), None)
     blank = torch.zeros(2, *sample_shape, device=None if first is None else first.device)
@@ -115,14 +192,23 @@ def _probe(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str)
         ) from error
     finally:
         module.train(training)
-    wanted = f"{owner}: expected a pair embedding [2, d], logits [2, {num_classes}] for a batch of 2; got "
-    if not isinstance(result, tuple | list) or len(result) != 2:
+    wanted = (
+        f"{owner}: expected a pair embedding [2, d], logits [2, {num_classes}] or features [2, d] alone for a batch of 2; "
+        "got "
+    )
+    pair = isinstance(result, tuple | list) and len(result) == 2
+    if not pair and not isinstance(result, Tensor):
         raise ProtofedError(wanted + _describe(result))
-    z, logits = result
-    flat = all(isinstance(t, Tensor) and t.is_floating_point() and t.ndim == 2 and len(t) == 2 for t in result)
-    if not flat or logits.shape[1] != num_classes:
-        raise ProtofedError(f"{wanted}{_describe(z)} and {_describe(logits)}")
-    return int(z.shape[1])
+    parts = tuple(result) if pair else (result,)
+    if not all(_is_flat(part) for part in parts) or (pair and parts[1].shape[1] != num_classes):
+        unpooled = isinstance(parts[0], Tensor) and parts[0].ndim > 2
+        hint = "; end it with a global pooling or flatten" if unpooled else ""
+        raise ProtofedError(wanted + " and ".join(map(_describe, parts)) + hint)
+    return int(parts[0].shape[1]), pair
+
+
+def _is_flat(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2 and len(value) == 2
 
 
 def _describe(value: object) -> str:
@@ -140,6 +226,26 @@ def at_least(owner: str, minimum: float, **settings: float) -> None:
     for key, value in settings.items():
         if value < minimum:
             raise ProtofedError(f"model {owner!r}: {key}={value}; expected at least {minimum}")
+
+
+def check_network(owner: str, stem: str, width: float, embedding: int | None) -> None:
+    """One clear line where a setting that the larger image networks share is wrong."""
+    if stem not in ("cifar", "imagenet"):
+        raise ProtofedError(f"model {owner!r}: stem={stem!r}; expected 'cifar' or 'imagenet'")
+    if not 0 < width < math.inf:
+        raise ProtofedError(f"model {owner!r}: width={width}; expected a number above 0")
+    if embedding is not None:
+        at_least(owner, 1, embedding=embedding)
+
+
+def scaled(channels: int, width: float) -> int:
+    """A number of channels times a width multiplier, at least 1."""
+    return max(1, round(channels * width))
+
+
+def projection(native: int, embedding: int) -> nn.Module:
+    """A linear layer where the embedding asked for has another width than the network's own."""
+    return nn.Linear(native, embedding) if embedding != native else nn.Identity()
 
 
 def image_shape(owner: str, sample_shape: Shape, smallest: int = 1) -> tuple[int, int, int]:

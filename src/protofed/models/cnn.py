@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from ..errors import ProtofedError
-from .base import Classifier, at_least, image_shape, register
+from .base import Classifier, Staged, at_least, image_shape, register
 
 
 @register("cnn")
@@ -50,4 +50,4 @@ class CNN:
             ("fc1", nn.Linear(second * height * width, self.embedding)),
             ("relu3", nn.ReLU()),
         ]
-        return Classifier(nn.Sequential(OrderedDict(layers)), self.embedding, num_classes, self.dropout)
+        return Classifier(Staged(OrderedDict(layers), cut=3), self.embedding, num_classes, self.dropout)

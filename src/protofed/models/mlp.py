@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from .base import Classifier, at_least, register
+from .base import Classifier, Staged, at_least, register
 
 
 @register("mlp")
@@ -29,4 +29,4 @@ class MLP:
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        return Classifier(nn.Sequential(*layers), self.embedding, num_classes)
+        return Classifier(Staged(*layers, cut=3), self.embedding, num_classes)

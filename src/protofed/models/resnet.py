@@ -14,29 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ProtofedError
-from .base import Classifier, at_least, image_shape, register
+from .base import Classifier, check_network, image_shape, projection, register, scaled
+from .norm import BatchNorm2d
 
-NATIVE = 512
-
-
-class BatchNorm2d(nn.BatchNorm2d):
-    """PyTorch's, without counting batches.
-
-    With a fixed momentum nothing reads the count, and counting in place is an error under `vmap` and `grad` where the
-    count is not among the stacked buffers. Its key stays, as published files have it.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x,
-            self.running_mean,
-            self.running_var,
-            self.weight,
-            self.bias,
-            self.training,
-            self.momentum or 0.0,
-            self.eps,
-        )
+WIDTHS = (64, 128, 256, 512)
 
 
 def conv3x3(before: int, after: int, stride: int = 1) -> nn.Conv2d:
@@ -60,24 +41,30 @@ class BasicBlock(nn.Module):
 
 
 class ResNetEncoder(nn.Module):
-    """Everything before torchvision's `fc`; a `project` layer follows where another width than 512 is asked for."""
+    """Everything before torchvision's `fc`; a `project` layer follows where another width than its own is asked for."""
 
-    def __init__(self, channels: int, stem: str, embedding: int) -> None:
+    def __init__(self, channels: int, stem: str, width: float, embedding: int | None) -> None:
         super().__init__()
+        a, b, c, d = (scaled(n, width) for n in WIDTHS)
+        self.dim = d if embedding is None else embedding
         large = stem == "imagenet"
-        self.conv1 = nn.Conv2d(channels, 64, 7, 2, padding=3, bias=False) if large else conv3x3(channels, 64)
-        self.bn1 = BatchNorm2d(64)
+        self.conv1 = nn.Conv2d(channels, a, 7, 2, padding=3, bias=False) if large else conv3x3(channels, a)
+        self.bn1 = BatchNorm2d(a)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
-        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
-        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
-        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1))
-        self.layer4 = nn.Sequential(BasicBlock(256, NATIVE, 2), BasicBlock(NATIVE, NATIVE, 1))
-        self.project = nn.Linear(NATIVE, embedding) if embedding != NATIVE else nn.Identity()
+        self.layer1 = nn.Sequential(BasicBlock(a, a, 1), BasicBlock(a, a, 1))
+        self.layer2 = nn.Sequential(BasicBlock(a, b, 2), BasicBlock(b, b, 1))
+        self.layer3 = nn.Sequential(BasicBlock(b, c, 2), BasicBlock(c, c, 1))
+        self.layer4 = nn.Sequential(BasicBlock(c, d, 2), BasicBlock(d, d, 1))
+        self.project = projection(d, self.dim)
+
+    def early(self, x: Tensor) -> Tensor:
+        return self.layer1(self.maxpool(F.relu(self.bn1(self.conv1(x)))))
+
+    def late(self, h: Tensor) -> Tensor:
+        return self.project(self.layer4(self.layer3(self.layer2(h))).mean((-2, -1)))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.project(x.mean((-2, -1)))
+        return self.late(self.early(x))
 
 
 @register("resnet18")
@@ -87,22 +74,25 @@ class ResNet18:
 
     `stem="cifar"` begins with a 3×3 convolution for small images, `"imagenet"` with a 7×7 one of stride 2 and a max
     pool. `pretrained` is a file of torchvision's ResNet-18 weights (`.safetensors`, `.pt` or `.pth`); its `fc` is
-    used as the head where the number of classes is the same, and left out otherwise.
+    used as the head where the number of classes is the same, and left out otherwise. `width` multiplies every number of
+    channels, the embedding's 512 too; another `embedding` adds a linear layer.
     """
 
     name: ClassVar[str]
     stem: Literal["cifar", "imagenet"] = "cifar"
     pretrained: str | None = None
-    embedding: int = NATIVE
+    embedding: int | None = None
+    width: float = 1.0
 
     def __post_init__(self) -> None:
-        at_least("resnet18", 1, embedding=self.embedding)
-        if self.stem not in ("cifar", "imagenet"):
-            raise ProtofedError(f"model 'resnet18': stem={self.stem!r}; expected 'cifar' or 'imagenet'")
+        check_network("resnet18", self.stem, self.width, self.embedding)
+        if self.pretrained is not None and self.width != 1:
+            raise ProtofedError(f"model 'resnet18': width={self.width}; expected 1.0 with pretrained={self.pretrained}")
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         channels, _, _ = image_shape("resnet18", sample_shape)
-        model = Classifier(ResNetEncoder(channels, self.stem, self.embedding), self.embedding, num_classes)
+        encoder = ResNetEncoder(channels, self.stem, self.width, self.embedding)
+        model = Classifier(encoder, encoder.dim, num_classes)
         if self.pretrained is not None:
             load_torchvision(model, Path(self.pretrained).expanduser())
         return model

@@ -1,0 +1,112 @@
+"""Which client has which model: one for all, or a mix that meets in one embedding space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import models
+from ..data.types import FederatedData
+from ..errors import ProtofedError
+from ..models import ModelSpec, Projected
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+IMAGES, OTHERS = 512, 128  # FedPAGR's widths of the common space, for images and for text
+
+
+def parse(entry: str) -> tuple[str, dict[str, Any]]:
+    """`name`, `name?key=value&key=value` or `bert:PATH?…`: a model's name and its options."""
+    name, _, query = entry.partition("?")
+    name, colon, path = name.partition(":")
+    options: dict[str, Any] = {"path": path} if colon else {}
+    for pair in filter(None, query.split("&")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ProtofedError(f"model {entry!r}: expected key=value after '?', got {pair!r}")
+        options[key] = value
+    return name, options
+
+
+def make(entry: str) -> ModelSpec:
+    name, options = parse(entry)
+    return models.registry.make(name, options)
+
+
+def labels(entries: Sequence[str]) -> list[str]:
+    """What each is called in results: its name, or all that was written where names repeat."""
+    names = [parse(entry)[0] for entry in entries]
+    return names if len(set(names)) == len(names) else list(entries)
+
+
+@dataclass(frozen=True)
+class Architectures:
+    """Client c has `specs[owner[c]]`, which results call `labels[owner[c]]`. The projection is settled."""
+
+    specs: tuple[ModelSpec, ...]
+    labels: tuple[str, ...]
+    owner: tuple[int, ...]
+    projection: str
+    dim: int
+
+    @property
+    def of_clients(self) -> tuple[str, ...]:
+        return tuple(self.labels[which] for which in self.owner)
+
+
+def capabilities(settings: Settings, data: FederatedData) -> list[float]:
+    """One number per client; without any given, how much training data it has."""
+    given = settings.general.capability
+    if not given:
+        return [float(len(c.labelled)) for c in data.clients]
+    if len(given) != len(data.clients):
+        raise ProtofedError(f"capability: {len(given)} numbers for {len(data.clients)} clients; expected one for each")
+    return list(given)
+
+
+def architectures(settings: Settings, data: FederatedData) -> Architectures:
+    g = settings.general
+    clients = len(data.clients)
+    if not g.models:
+        one: Any = settings.model
+        specs, names, owner = [one], [one.name], [0] * clients
+    else:
+        if len(g.models) > clients:
+            raise ProtofedError(f"models: {len(g.models)} for {clients} clients; expected at most one for each")
+        chosen = [g.models[place * len(g.models) // clients] for place in _ranks(settings, data)]
+        if g.assignment == "round-robin":
+            chosen = [g.models[c % len(g.models)] for c in range(clients)]
+        used = [entry for entry in dict.fromkeys(g.models) if entry in chosen]
+        specs, names = [make(entry) for entry in used], labels(used)
+        owner = [used.index(entry) for entry in chosen]
+    kind, dim = _projection(settings, data, specs)
+    if kind != "none":
+        specs = [Projected(spec, kind, dim) for spec in specs]  # type: ignore[arg-type]
+    return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim)
+
+
+def _ranks(settings: Settings, data: FederatedData) -> list[int]:
+    """Each client's place from the weakest to the strongest."""
+    return torch.tensor(capabilities(settings, data)).argsort(stable=True).argsort().tolist()
+
+
+def _projection(settings: Settings, data: FederatedData, specs: Sequence[ModelSpec]) -> tuple[str, int]:
+    """What stands between encoder and head, and how wide it is: what a method or a mix of models needs."""
+    kind: str = settings.general.projection
+    dim = settings.general.dim
+    if kind == "auto":
+        kind = settings.method.projection
+        if kind == "none" and (len(specs) > 1 or dim):
+            kind = "linear"
+    if kind == "none" and dim:
+        raise ProtofedError(f"dim={dim} needs a projection; with projection=none a model's own width stands")
+    if kind == "none" or dim:
+        return kind, dim
+    if len(specs) > 1:
+        return kind, IMAGES if len(data.sample_shape) == 3 else OTHERS
+    with torch.random.fork_rng(devices=[]):
+        return kind, int(specs[0].build(data.sample_shape, data.num_classes).dim)  # type: ignore[arg-type]

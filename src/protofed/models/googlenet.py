@@ -1,0 +1,121 @@
+"""GoogLeNet, the first Inception network, with batch norm and torchvision's parameter names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import Classifier, check_network, image_shape, projection, register, scaled
+from .norm import BatchNorm2d
+
+# channels of 1×1; of 1×1 then 3×3, twice; and of 1×1 after the pool
+INCEPTIONS = {
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
+}
+
+
+class ConvNorm(nn.Module):
+    """Convolution, batch norm, ReLU."""
+
+    def __init__(self, before: int, after: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
+        self.bn = BatchNorm2d(after, eps=0.001)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x)))
+
+
+class Inception(nn.Module):
+    """Four branches side by side, their channels concatenated. The third is 3×3, not the paper's 5×5, as torchvision's."""
+
+    def __init__(self, before: int, one: int, in3: int, out3: int, in5: int, out5: int, pooled: int) -> None:
+        super().__init__()
+        self.branch1 = ConvNorm(before, one, 1)
+        self.branch2 = nn.Sequential(ConvNorm(before, in3, 1), ConvNorm(in3, out3, 3))
+        self.branch3 = nn.Sequential(ConvNorm(before, in5, 1), ConvNorm(in5, out5, 3))
+        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), ConvNorm(before, pooled, 1))
+        self.channels = one + out3 + out5 + pooled
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], -3)
+
+
+def halving(kernel: int) -> nn.MaxPool2d:
+    return nn.MaxPool2d(kernel, 2, ceil_mode=True)
+
+
+class GoogLeNetEncoder(nn.Module):
+    """Everything before torchvision's `fc`, without auxiliary heads; the stem is the early stage."""
+
+    def __init__(self, channels: int, stem: str, width: float, embedding: int | None) -> None:
+        super().__init__()
+        first, last = scaled(64, width), scaled(192, width)
+        if stem == "imagenet":
+            self.conv1, self.maxpool1 = ConvNorm(channels, first, 7, 2), halving(3)
+            self.conv2, self.conv3, self.maxpool2 = ConvNorm(first, first, 1), ConvNorm(first, last, 3), halving(3)
+            self.stem: tuple[str, ...] = ("conv1", "maxpool1", "conv2", "conv3", "maxpool2")
+        else:
+            self.conv1 = ConvNorm(channels, last, 3)
+            self.stem = ("conv1",)
+        self.maxpool3, self.maxpool4 = halving(3), halving(2)
+        for name, widths in INCEPTIONS.items():
+            block = Inception(last, *(scaled(n, width) for n in widths))
+            self.add_module(f"inception{name}", block)
+            last = block.channels
+        self.dim = last if embedding is None else embedding
+        self.project = projection(last, self.dim)
+
+    def early(self, x: Tensor) -> Tensor:
+        for name in self.stem:
+            x = self.get_submodule(name)(x)
+        return x
+
+    def late(self, h: Tensor) -> Tensor:
+        for name in INCEPTIONS:
+            if name == "4a":
+                h = self.maxpool3(h)
+            elif name == "5a":
+                h = self.maxpool4(h)
+            h = self.get_submodule(f"inception{name}")(h)
+        return self.project(h.mean((-2, -1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.late(self.early(x))
+
+
+@register("googlenet")
+@dataclass(frozen=True)
+class GoogLeNet:
+    """GoogLeNet (Szegedy et al., 2015), without auxiliary heads and dropout.
+
+    `stem="cifar"` begins with one 3×3 convolution of stride 1 to 192 channels, `"imagenet"` with the published one, which
+    makes images eight times smaller. `width` multiplies every number of channels, the embedding's 1024 too; another
+    `embedding` adds a linear layer.
+    """
+
+    name: ClassVar[str]
+    stem: Literal["cifar", "imagenet"] = "cifar"
+    width: float = 1.0
+    embedding: int | None = None
+
+    def __post_init__(self) -> None:
+        check_network("googlenet", self.stem, self.width, self.embedding)
+
+    def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        # each pool of 3 needs two pixels; the imagenet stem comes to the third of them with an eighth of the side
+        channels, _, _ = image_shape("googlenet", sample_shape, smallest=15 if self.stem == "imagenet" else 2)
+        encoder = GoogLeNetEncoder(channels, self.stem, self.width, self.embedding)
+        return Classifier(encoder, encoder.dim, num_classes)
