@@ -21,7 +21,8 @@ import typer
 import protofed as pf
 from protofed import wire
 from protofed.cli import app
-from protofed.experiment.settings import REGISTRIES, General, parse_pairs, read_toml, resolve
+from protofed.experiment.compare import parse_axes, sweep_grid
+from protofed.experiment.settings import REGISTRIES, General, combine, parse_pairs, read_toml, resolve
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -138,18 +139,28 @@ def test_a_command_uses_what_exists(line, place):
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     placeholder = any(re.fullmatch(r"[A-Z]+", word.split("=")[-1]) for word in words)
-    assert command.name in ("run", "compare", "resume", "bench", "methods", "models", "settings", "data", "show")
+    there = ("run", "compare", "sweep", "table", "resume", "bench", "methods", "models", "settings", "data", "show")
+    assert command.name in there
     if not words:  # a command spoken of
         return
     parsed = command.make_context(command.name, list(words)).params
-    if command.name not in ("run", "compare", "show") or placeholder:
+    if command.name not in ("run", "compare", "sweep", "show") or placeholder:
         return
     for file in parsed.get("load") or ():
         runpy.run_path(str(ROOT / file), run_name="mine")
     (place / "pictures").mkdir()
-    given = read_toml(ROOT / parsed["config"]) if parsed["config"] else {}
-    pairs = parsed.get("settings") or [w for w in parsed.get("methods_and_settings", ()) if "=" in w]
-    methods = [w for w in parsed.get("methods_and_settings", ()) if "=" not in w] or [parsed.get("method", "local")]
+    files = [ROOT / file for file in parsed["config"] or ()]
+    words = parsed.get("methods_and_settings") or ()
+    pairs = parsed.get("settings") or [w for w in words if "=" in w]
+    methods = [w for w in words if "=" not in w]
+    if command.name == "sweep":
+        axes = parse_axes(parsed["over"] or ())
+        sweep_grid(methods, over=axes, seeds=1, config=files, given=parse_pairs(pairs))
+        return
+    given: dict[str, Any] = {}
+    for file in files:
+        given = combine(given, read_toml(file))
+    methods = methods or [parsed.get("method", "local")]
     for method in methods:
         resolve(method, {**given, **parse_pairs(pairs)}, also=methods)
 

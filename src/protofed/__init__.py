@@ -6,7 +6,7 @@ from .errors import ProtofedError
 
 __version__ = "0.1.0"
 
-from .experiment import Comparison, Result, compare, resume, run
+from .experiment import Comparison, Result, compare, resume, run, sweep
 
 __all__ = [
     "Comparison",
@@ -24,5 +24,6 @@ __all__ = [
     "resume",
     "run",
     "schedules",
+    "sweep",
     "wire",
 ]

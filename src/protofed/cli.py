@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import sys
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,16 +14,34 @@ import typer
 from rich.table import Table
 
 from . import __version__, methods, models
-from .console import CompareWatch, RunWatch, log_to, make_console
+from .console import CompareWatch, RunWatch, log_to, make_console, print_table
 from .errors import ProtofedError
-from .experiment import compare as compare_methods
 from .experiment import resume as resume_run
 from .experiment import run as run_method
-from .experiment.compare import Comparison, is_comparison, read_comparison, resume_comparison, with_local
+from .experiment.compare import (
+    Comparison,
+    Grid,
+    compare_grid,
+    is_comparison,
+    parse_axes,
+    read_comparison,
+    read_rows,
+    resume_comparison,
+    run_grid,
+    sweep_grid,
+)
 from .experiment.run import Result, prepare_data
 from .experiment.settings import General, combine, parse_pairs, read_toml, resolve
-from .federation.checkpoint import write_atomically
-from .report import comparison_markdown, comparison_table, summary_table
+from .report import (
+    Row,
+    comparison_latex,
+    comparison_markdown,
+    comparison_table,
+    notes,
+    parse_column,
+    results_csv,
+    summary_table,
+)
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
@@ -33,9 +52,14 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 Pairs = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for instance rounds=20 lr=0.05")]
-Config = Annotated[Path | None, typer.Option("--config", "-c", help="Settings in a TOML file; key=value overrides it.")]
+Config = Annotated[
+    list[Path] | None,
+    typer.Option("--config", "-c", help="Settings in a TOML file; later files and key=value override it."),
+]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to write; must not exist yet.")]
 Load = Annotated[list[Path] | None, typer.Option("--load", help="A Python file that registers what is your own.")]
+Seeds = Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")]
+Columns = Annotated[str | None, typer.Option(help="The table's columns: head,weighted_prototype,seconds and so on.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
 
 
@@ -57,8 +81,11 @@ def _load(files: list[Path] | None) -> None:
         spec.loader.exec_module(module)
 
 
-def _given(config: Path | None, pairs: list[str] | None) -> dict[str, Any]:
-    return combine(read_toml(config) if config else {}, parse_pairs(pairs or []))
+def _given(config: list[Path] | None, pairs: list[str] | None) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for file in config or []:
+        given = combine(given, read_toml(file))
+    return combine(given, parse_pairs(pairs or []))
 
 
 def _fresh(label: str) -> Path:
@@ -104,49 +131,118 @@ def parse_seeds(text: str) -> int | list[int]:
         ) from None
 
 
+def parse_columns(text: str | None) -> list[str] | None:
+    """Names between commas, each checked: a misspelt column is found before anything runs."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ProtofedError(f"--columns {text!r}: expected names of columns between commas")
+    return [parse_column(name).key for name in names]
+
+
+def _words(words: list[str] | None) -> tuple[list[str], dict[str, Any]]:
+    """Methods, and settings."""
+    words = words or []
+    return [w for w in words if "=" not in w], parse_pairs(w for w in words if "=" in w)
+
+
 @app.command()
 def compare(
     methods_and_settings: Annotated[list[str], typer.Argument(metavar="METHOD... [key=value...]")],
-    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")] = "3",
+    seeds: Seeds = "3",
     config: Config = None,
     out: Out = None,
     jobs: Jobs = None,
+    columns: Columns = None,
     load: Load = None,
 ) -> None:
     """Compare methods under the same settings and seeds; Local is always among them."""
     _load(load)
-    console = make_console()
-    names = [word for word in methods_and_settings if "=" not in word]
-    given = _given(config, [word for word in methods_and_settings if "=" in word])
-    numbers = parse_seeds(seeds)
-    folder = out or _fresh("compare")
-    cells = len(with_local(names)) * (numbers if isinstance(numbers, int) else len(numbers))
-    with CompareWatch(console, cells).live() as watch:
-        result = compare_methods(names, seeds=numbers, out=folder, jobs=jobs, watch=watch, **given)
+    names, given = _words(methods_and_settings)
+    numbers, shown = parse_seeds(seeds), parse_columns(columns)
+    grid = compare_grid(names, seeds=numbers, config=config, columns=shown, given=given)
+    _run_grid(grid, out or _fresh("compare"), jobs)
+
+
+@app.command()
+def sweep(
+    methods_and_settings: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]... [key=value...]")] = None,
+    over: Annotated[list[str] | None, typer.Option(help="An axis, key=v1,v2,v3; several make a product.")] = None,
+    seeds: Seeds = "3",
+    config: Config = None,
+    out: Out = None,
+    jobs: Jobs = None,
+    columns: Columns = None,
+    load: Load = None,
+) -> None:
+    """Run methods over values of settings: `protofed sweep fedsap --over scale=8,16,32 --over lr=0.01,0.05`."""
+    _load(load)
+    names, given = _words(methods_and_settings)
+    axes, numbers, shown = parse_axes(over or []), parse_seeds(seeds), parse_columns(columns)
+    grid = sweep_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
+    _run_grid(grid, out or _fresh("sweep"), jobs)
+
+
+def _run_grid(grid: Grid, folder: Path, jobs: int | None) -> None:
+    with CompareWatch(make_console(), len(grid.cells)).live() as watch:
+        result = run_grid(grid, out=folder, jobs=jobs, watch=watch)
     _print_comparison(result)
 
 
 def _print_comparison(result: Comparison) -> None:
     console = make_console()
-    summaries = result.summaries()
-    console.print(comparison_table(summaries))
-    if result.folder is not None:
-        write_atomically(result.folder / "table.md", comparison_markdown(summaries).encode())
-        console.print(f"run folders: {result.folder}", soft_wrap=True)
+    _print_table(result.rows(), result.columns)
+    console.print(f"run folders: {result.folder}", soft_wrap=True)
+
+
+def _print_table(rows: list[Row], columns: list[str] | None) -> None:
+    console = make_console()
+    print_table(console, comparison_table(rows, columns))
+    for note in notes(rows, columns):
+        console.out(note, highlight=False)
+
+
+class Format(str, Enum):
+    terminal = "terminal"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+@app.command()
+def table(
+    folder: Path,
+    columns: Columns = None,
+    format: Annotated[Format, typer.Option(help="How to write it.")] = Format.terminal,
+) -> None:
+    """Print the table of a comparison or sweep again, finished or not: `protofed table runs/NAME --format latex`."""
+    rows, begun_with = read_rows(folder)
+    shown = parse_columns(columns)
+    if format is Format.terminal:
+        _print_table(rows, shown or begun_with)
+        return
+    if format is Format.csv:
+        text = results_csv(rows, shown)
+    else:
+        write = comparison_markdown if format is Format.markdown else comparison_latex
+        text = write(rows, shown or begun_with)
+    make_console().out(text, end="", highlight=False)
 
 
 @app.command()
 def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
-    """Continue a run or a comparison that was stopped, from its last checkpoint."""
+    """Continue a run, a comparison or a sweep that was stopped, from its last checkpoint."""
     _load(load)
     console = make_console()
     if is_comparison(folder):
-        with CompareWatch(console, len(read_comparison(folder)[2])).live() as watch_cells:
-            _print_comparison(resume_comparison(folder, jobs=jobs, watch=watch_cells))
+        with CompareWatch(console, len(read_comparison(folder).cells)).live() as watch_cells:
+            result = resume_comparison(folder, jobs=jobs, watch=watch_cells)
+        _print_comparison(result)
         return
     with RunWatch(console, folder.name).live() as watch:
-        result = resume_run(folder, watch=watch)
-    _print_result(result)
+        finished = resume_run(folder, watch=watch)
+    _print_result(finished)
 
 
 @app.command()
@@ -172,7 +268,9 @@ def list_methods() -> None:
         entry = methods.registry[name]
         fields = [f"{f.name}={_short(f.default)}" for f in dataclasses.fields(entry)]
         what = (entry.__doc__ or "").strip().splitlines()[0]
-        table.add_row(name, what, ", ".join(entry.travels) or "nothing", "\n".join(fields))
+        # what travels may depend on the settings; then it is that of the defaults
+        travels = entry.travels if isinstance(entry.travels, tuple) else methods.registry.make(name).travels
+        table.add_row(name, what, ", ".join(travels) or "nothing", "\n".join(fields))
     make_console().print(table)
 
 
@@ -190,7 +288,7 @@ def list_models() -> None:
     table = Table("model", "parameters", "settings")
     for name, count in models.available().items():
         fields = [f"{f.name}={_short(f.default)}" for f in models.registry.options(name).values()]
-        table.add_row(name, f"{count:,}", "\n".join(fields))
+        table.add_row(name, "–" if count is None else f"{count:,}", "\n".join(fields))
     make_console().print(table)
 
 

@@ -18,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from .experiment.compare import Progress as CellProgress
 from .federation import Record, scale
@@ -31,6 +32,15 @@ def make_console(stderr: bool = False) -> Console:
         return Console(stderr=stderr, quiet=not stderr)  # of several ranks, the first one speaks
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=140)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """In a log or a pipe as wide as it needs to be; a terminal folds it."""
+    if not console.is_terminal:
+        console.width = max(
+            console.width, console.measure(table, options=console.options.update(max_width=10_000)).maximum
+        )
+    console.print(table)
 
 
 def log_to(console: Console) -> None:

@@ -139,6 +139,40 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
     return power / torch.where(total > 0, total, 1.0)
 
 
+# --- contrast within the batch, and soft labels -----------------------------------------------------------------------
+def supervised_contrast(
+    z: Tensor, y: Tensor, bank: PrototypeBank, temperature: float = 0.5, weight: Tensor | None = None
+) -> Tensor:
+    """Supervised contrast of each sample with the rest of the batch and the known prototypes, by cosine: FedMPS.
+
+    Of sample i the mean over its positives p of `−log softmax(cos(z_i, a) / temperature)[p]`, a over the other samples and
+    the known prototypes; positives are those of its class. Its class's prototype is one, so no sample that counts is
+    without. Samples of a class the bank does not know are contrasted with, but have no term of their own.
+    """
+    z, weight = _samples(z, weight)
+    z = unit(z)
+    n, classes = len(z), torch.arange(bank.num_classes, device=y.device)
+    others = (weight > 0) & ~torch.eye(n, dtype=torch.bool, device=y.device)
+    there = torch.cat([others, bank.known.expand(n, -1)], -1)
+    positive = there & (y[:, None] == torch.cat([y, classes]))
+    log_p = _log_softmax(torch.cat([z @ z.T, z @ unit(_means(bank)).T], -1) / temperature, there)
+    value = -torch.where(positive, log_p, 0.0).sum(-1) / positive.sum(-1).clamp_min(1)
+    return _mean(value, weight * bank.known[y])
+
+
+def soft_labels(
+    logits: Tensor, y: Tensor, targets: Tensor, known: Tensor, temperature: float = 5.0, weight: Tensor | None = None
+) -> Tensor:
+    """KL(softmax(t_y / T) ‖ softmax(logits / T)), t_y the row of `targets[C, C]` for the sample's class: FedMPS.
+
+    Rows exist where `known[C]`. Without the factor T² that distillation often has.
+    """
+    logits, weight = _samples(logits, weight)
+    target = (torch.where(known[:, None], targets, 0.0)[y] / temperature).log_softmax(-1)
+    divergence = (target.exp() * (target - (logits / temperature).log_softmax(-1))).sum(-1)
+    return _mean(divergence, weight * known[y])
+
+
 # --- weights ----------------------------------------------------------------------------------------------------------
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
     """`½ ‖w − w_t‖²` over the names in `params`: FedProx Eq. 2 without its μ. `reference` may hold more names."""

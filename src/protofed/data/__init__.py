@@ -6,7 +6,7 @@ federated = federate(data, partitions.make("dirichlet", {"alpha": 0.1}), clients
 
 from __future__ import annotations
 
-from . import cifar, idx, own  # their sources register themselves
+from . import cifar, csi, csi_sim, idx, mimic, own, text, tiny_imagenet  # their sources register themselves
 from .federate import federate
 from .partitions import Partition, partitions
 from .picture import counts_table, draw_counts
@@ -24,13 +24,18 @@ __all__ = [
     "available",
     "cifar",
     "counts_table",
+    "csi",
+    "csi_sim",
     "draw_counts",
     "federate",
     "idx",
     "load",
+    "mimic",
     "own",
     "partitions",
     "sources",
+    "text",
+    "tiny_imagenet",
 ]
 
 

@@ -16,14 +16,15 @@ from .types import Dataset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_KEYS = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "class_names")
+_KEYS = ("x_train", "y_train", "x_test", "y_test", "group_train", "group_test", "class_names", "class_values")
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"}
 
 
 @register("npz")
 @dataclass(frozen=True, kw_only=True)
 class Npz(DataSource):
-    """Arrays `x_train`, `y_train`; optional `x_test`, `y_test`, `group_train`, `group_test`, `class_names`."""
+    """Arrays `x_train`, `y_train`; optional `x_test`, `y_test`, `group_train`, `group_test`, `class_names`,
+    `class_values` (what each class means as a number)."""
 
     path: str
 
@@ -45,7 +46,11 @@ class Npz(DataSource):
         except Exception as error:  # a damaged archive may fail in any way
             raise ProtofedError(f"{file}: not an .npz file of plain arrays, or damaged ({first_line(error)})") from None
         names = tuple(map(str, arrays.pop("class_names", ())))
-        return Dataset.from_arrays(**arrays, class_names=names, name=file.name)
+        try:
+            values = tuple(map(float, arrays.pop("class_values", ())))
+        except (TypeError, ValueError):
+            raise ProtofedError(f"{file}: class_values must be one number for each class") from None
+        return Dataset.from_arrays(**arrays, class_names=names, class_values=values, name=file.name)
 
 
 @register("folder")

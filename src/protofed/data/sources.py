@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
 
 from ..errors import ProtofedError, unknown
 from ..registry import Registry
@@ -33,14 +35,20 @@ class DataSource:
     limit_train: int | None = None
     """Keep only so many training samples: the first of each class, equally many as far as they go."""
     limit_test: int | None = None
+    resize: int | None = None
+    """Bring images to so many pixels in height and width."""
+    image_channels: int | None = None
+    """3: grey images get three equal channels."""
 
     def __post_init__(self) -> None:
         for what, limit in (("limit_train", self.limit_train), ("limit_test", self.limit_test)):
             if limit is not None and limit < 1:
                 raise ValueError(f"{what} must be at least 1, got {limit}")
+        if self.resize is not None and self.resize < 1:
+            raise ValueError(f"resize must be at least 1, got {self.resize}")
 
     def load(self) -> Dataset:
-        data = _limited(self.read(), self.limit_train, self.limit_test)
+        data = _shaped(_limited(self.read(), self.limit_train, self.limit_test), self.resize, self.image_channels)
         return data.standardised() if self.standardise else data
 
     def read(self) -> Dataset:
@@ -52,7 +60,7 @@ register = sources.register
 
 
 def load(data: str | Path | Dataset, **options: Any) -> Dataset:
-    """A data set by registered name, path of an `.npz` file, path of an image folder, or `hub:NAME`.
+    """A data set by registered name, path of an `.npz` or `.csv` file, path of an image folder, or `hub:NAME`.
 
     A `Dataset` is checked and returned as it is.
     """
@@ -68,14 +76,21 @@ def load(data: str | Path | Dataset, **options: Any) -> Dataset:
         return sources.make("hub", {"path": text.removeprefix("hub:"), **options}).load()
     if text.lower().endswith(".npz"):
         return sources.make("npz", {"path": text, **options}).load()
+    if is_table(text):
+        return sources.make("text", {"path": text, **options}).load()
     if Path(text).expanduser().is_dir():
         return sources.make("folder", {"path": text, **options}).load()
     if isinstance(data, Path) or "/" in text or "\\" in text:
         raise ProtofedError(
             f"data {text!r}: no such folder; expected a name ({', '.join(sources)}), an .npz file, "
-            "an image folder or hub:NAME"
+            "a .csv or .jsonl of texts, an image folder or hub:NAME"
         )
     raise unknown("data set", text, sources)
+
+
+def is_table(path: str) -> bool:
+    """Whether a path is that of a file of texts."""
+    return path.lower().removesuffix(".gz").endswith((".csv", ".tsv", ".jsonl"))
 
 
 def _limited(data: Dataset, train: int | None, test: int | None) -> Dataset:
@@ -89,6 +104,27 @@ def _limited(data: Dataset, train: int | None, test: int | None) -> Dataset:
             tensor = getattr(data, f"{what}_{part}")
             changes[f"{what}_{part}"] = None if tensor is None else tensor[kept]
     return replace(data, **changes)
+
+
+def _shaped(data: Dataset, resize: int | None, channels: int | None) -> Dataset:
+    """Images of another size or with more channels."""
+    if resize is None and channels is None:
+        return data
+    setting = f"resize={resize}" if resize is not None else f"image_channels={channels}"
+    if data.x_train.ndim != 4 or not data.x_train.is_floating_point():
+        kind = "samples" if data.x_train.is_floating_point() else "token ids"
+        raise ProtofedError(f"{data.name}: {setting} is for images; it has {kind} of shape {list(data.sample_shape)}")
+    own = data.sample_shape[0]
+    if channels not in (None, own) and (own, channels) != (1, 3):
+        raise ProtofedError(f"{data.name}: image_channels={channels}, but its images have {own}; only 1 can become 3")
+
+    def shaped(x: Tensor) -> Tensor:
+        if resize is not None and x.shape[2:] != (resize, resize):
+            pieces = (interpolate(p, (resize, resize), mode="bilinear", antialias=True) for p in x.split(1024))
+            x = torch.cat(list(pieces))
+        return x if channels in (None, own) else x.repeat(1, 3, 1, 1)
+
+    return replace(data, x_train=shaped(data.x_train), x_test=None if data.x_test is None else shaped(data.x_test))
 
 
 def places(name: str, path: str | None, *known: str) -> list[Path]:

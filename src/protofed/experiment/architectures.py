@@ -11,7 +11,7 @@ import torch
 from .. import models
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..models import ModelSpec, Projected
+from ..models import Bert, ModelSpec, Projected
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -83,10 +83,23 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
         used = [entry for entry in dict.fromkeys(g.models) if entry in chosen]
         specs, names = [make(entry) for entry in used], labels(used)
         owner = [used.index(entry) for entry in chosen]
+    for spec in specs:
+        _check_tokens(spec, settings)
     kind, dim = _projection(settings, data, specs)
     if kind != "none":
-        specs = [Projected(spec, kind, dim) for spec in specs]  # type: ignore[arg-type]
+        specs = [Projected(spec, kind, dim, g.projection_dropout) for spec in specs]  # type: ignore[arg-type]
     return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim)
+
+
+def _check_tokens(spec: ModelSpec, settings: Settings) -> None:
+    """Token numbers mean something to the encoder they were made for, and nothing to another."""
+    tokenizer = getattr(settings.data, "tokenizer", None)
+    if not isinstance(spec, Bert) or tokenizer is None:
+        return
+    hashed = tokenizer.startswith("hash:")
+    if hashed != (spec.path == "tiny") or (not hashed and tokenizer != spec.path):
+        wanted = "hash:8192" if spec.path == "tiny" else spec.path
+        raise ProtofedError(f"model bert with path={spec.path} needs data.tokenizer={wanted}; it is {tokenizer}")
 
 
 def _ranks(settings: Settings, data: FederatedData) -> list[int]:

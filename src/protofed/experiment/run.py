@@ -88,7 +88,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         check_device(g.device)
         data = data.to(g.device)
     if isinstance(settings.model, AutoModel) and not g.models:
-        settings = replace(settings, model=settings.model.for_shape(data.sample_shape))
+        settings = replace(settings, model=settings.model.for_data(data))
     per_round = participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
     plan = Plan(settings.method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round)

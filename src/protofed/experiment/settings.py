@@ -20,6 +20,8 @@ import tomli_w
 from .. import methods, models
 from ..data import Dataset, partitions, sources
 from ..data.partitions import Partition
+from ..data.sources import is_table
+from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation.choose import Convolution, EngineSettings, Inner, Layout
 from ..federation.optimiser import LocalSettings
@@ -82,6 +84,7 @@ class General(pydantic.BaseModel):
     dim: int = pydantic.Field(
         0, ge=0, description="width of the projected embedding; 0: the model's own, or 512 (images) and 128 for several"
     )
+    projection_dropout: float = pydantic.Field(0.1, ge=0, lt=1, description="dropout inside projection=consensus")
     # what is held out, and who has labels
     test: Literal["central", "local"] = pydantic.Field(
         "central", description="central: own classes of the central test set; local: a part of the client's own data"
@@ -126,7 +129,9 @@ class General(pydantic.BaseModel):
     @pydantic.field_validator("models", "capability", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str | int | float) else value
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        return [value] if isinstance(value, int | float) else value
 
 
 @dataclass(frozen=True)
@@ -136,8 +141,9 @@ class AutoModel:
     options: Mapping[str, Any]
     name: str = "auto"
 
-    def for_shape(self, sample_shape: tuple[int, ...]) -> ModelSpec:
-        name = models.default_for(sample_shape)
+    def for_data(self, data: FederatedData) -> ModelSpec:
+        tokens = not data.clients[0].labelled.x.is_floating_point()
+        name = models.default_for(data.sample_shape, tokens)
         return models.registry.make(name, _merged(models.registry, name, self.options))
 
 
@@ -299,7 +305,7 @@ def _initial_options(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
         names["data"], options["data"] = "hub", {"path": chosen.removeprefix("hub:")}
     elif chosen.endswith(".npz"):
         names["data"], options["data"] = "npz", {"path": chosen}
-    elif chosen.removesuffix(".gz").endswith((".csv", ".tsv", ".jsonl")):
+    elif is_table(chosen):
         names["data"], options["data"] = "text", {"path": chosen}
     elif chosen not in sources and Path(chosen).is_dir():
         names["data"], options["data"] = "folder", {"path": chosen}

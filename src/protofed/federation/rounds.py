@@ -6,11 +6,12 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .. import seeds, wire
 from ..data.types import FederatedData
@@ -137,12 +138,12 @@ class Federation:
         """What each client is sent, encoded. A message that is the same for all is encoded once."""
         downloads: dict[int, bytes] = {}
         down: Counter[str] = Counter()
-        # holds the bundle too: an id lives as long as it
-        encoded: dict[tuple[int, int], tuple[Bundle, bytes, Counter[str]]] = {}
+        # by what is in it; holds the bundle too, as an id lives as long as what it names
+        encoded: dict[Hashable, tuple[Bundle, bytes, Counter[str]]] = {}
         for client in chosen:
             content = self.method.send(self.state, client, round)
             which = self.engine.owner[client]
-            key = (id(content), which)
+            key = (*map(id, pytree.tree_leaves(content)), which)
             if key not in encoded:
                 message = wire.encode(for_architecture(content, which) if self.mixed else content)
                 encoded[key] = (content, message, wire.sizes(message))

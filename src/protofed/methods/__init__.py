@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from . import caring, fedapa, fedavg, fedproto, fedprox, fedsap, local, wifederated
+from . import (
+    caring,
+    fedapa,
+    fedavg,
+    fedmps,
+    fedpagr,
+    fedproc,
+    fedproto,
+    fedprox,
+    fedsap,
+    fedtgp,
+    local,
+    wifederated,
+)
 from .base import (
     Batch,
     Method,
@@ -35,9 +48,13 @@ __all__ = [
     "caring",
     "fedapa",
     "fedavg",
+    "fedmps",
+    "fedpagr",
+    "fedproc",
     "fedproto",
     "fedprox",
     "fedsap",
+    "fedtgp",
     "get",
     "local",
     "register",

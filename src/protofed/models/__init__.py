@@ -25,10 +25,12 @@ from .mlp import MLP
 from .mobilenet import MobileNetV2
 from .projection import Projected, Projection, project
 from .resnet import ResNet18
+from .text import Bert
 
 __all__ = [
     "CNN",
     "MLP",
+    "Bert",
     "Classifier",
     "GoogLeNet",
     "LargeConvNet4",
@@ -71,8 +73,10 @@ def available() -> dict[str, int | None]:
     return counts
 
 
-def default_for(sample_shape: Sequence[int]) -> str:
-    """The model used where none is named: `cnn` for images of at least 16×16, else `mlp`."""
+def default_for(sample_shape: Sequence[int], tokens: bool = False) -> str:
+    """The model used where none is named: `bert` for tokens of text, `cnn` for images of at least 16×16, else `mlp`."""
+    if tokens:
+        return "bert"
     return "cnn" if len(sample_shape) == 3 and min(sample_shape[1:]) >= 16 else "mlp"
 
 

@@ -1,85 +1,288 @@
-"""Tables of results for the terminal and for Markdown."""
+"""Tables of results for the terminal, Markdown, LaTeX and CSV, with more or fewer columns."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
+from rich.text import Text
+from scipy import stats
 
-Summaries = Mapping[str, Sequence[Mapping[str, Any]]]
+from ..errors import unknown
+
 FIGURE = "last_five"
-CAPTION = "Accuracy in %: mean over clients, mean of the last five evaluations, mean ± standard deviation over seeds."
+DIRECTIONS = ("bytes_up", "bytes_down")
+MISSING = "–"
+SEEDS_FOR_A_TEST = 3
+CAPTION = "Mean over clients, mean of the last five evaluations, mean ± standard deviation over seeds"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: what it is, and the summaries of those of its runs that have finished."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any]  # that differ between the variants
+    runs: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Column:
+    key: str
+    title: str
+    scale: float = 1.0
+    digits: int = 2
+    better: Literal["higher", "lower", "neither"] = "neither"
+    deviation: bool = True
+
+    def value(self, summary: Mapping[str, Any]) -> float | None:
+        """None where the run did not measure it: not every run does, and earlier versions measured less."""
+        value = measured(summary, self.key)
+        return None if value is None else self.scale * value
+
+    def by_seed(self, row: Row) -> dict[int, float]:
+        values = {run["seed"]: self.value(run) for run in row.runs}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+
+COSTS = {
+    "bytes_up": Column("bytes_up", "kB up / round", 1 / 1000, 1, deviation=False),
+    "bytes_down": Column("bytes_down", "kB down / round", 1 / 1000, 1, deviation=False),
+    "seconds": Column("seconds", "seconds", 1, 1, deviation=False),
+}
+MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
+KINDS = ("head", "prototype")
+NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(KINDS)})(@[^@]+)?")
+
+
+def measured(summary: Mapping[str, Any], key: str) -> float | None:
+    """A run's number as it is: a figure, the bytes of a round (all kinds and clients together), or the seconds."""
+    if key in DIRECTIONS:
+        return sum(summary[key].values()) / summary["rounds"]
+    return summary["seconds"] if key == "seconds" else summary[FIGURE].get(key)
+
+
+def parse_column(name: str) -> Column:
+    """`weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, …; `head` and `prototype` are short for the accuracies."""
+    if name in COSTS:
+        return COSTS[name]
+    found = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in KINDS else name)
+    if found is None:
+        raise unknown("column", name, [*(f"{m}_{kind}" for m in MEASURES for kind in KINDS), *COSTS])
+    measure, kind, architecture = found.groups()
+    title = MEASURES[measure] + kind + (architecture or "").replace("@", " @ ")
+    if measure == "mae":
+        return Column(found[0], title, better="lower")
+    return Column(found[0], title, 100, better="higher")
+
+
+def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The accuracies; ensembles where they were measured; F1 and MAE where classes are numbers; what it cost."""
+    there = {key for run in runs for key in run[FIGURE]}
+    ensembles = [f"ensemble_{kind}" for kind in KINDS if f"ensemble_{kind}" in there]
+    numbers = [f"{measure}_{kind}" for measure in ("f1", "mae") for kind in KINDS if f"mae_{kind}" in there]
+    return [*(f"accuracy_{kind}" for kind in KINDS), *ensembles, *numbers, *COSTS]
+
+
+def _chosen(rows: Sequence[Row], columns: Sequence[str] | None) -> list[Column]:
+    return [parse_column(name) for name in columns or default_columns(run for row in rows for run in row.runs)]
 
 
 @dataclass(frozen=True)
 class Cell:
     text: str
-    best: bool = False
+    mark: Literal["", "best", "second"] = ""
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
     """`91.20 ± 0.31`; without the deviation where there is one value only."""
-    text = f"{statistics.fmean(values):.{digits}f}"
-    return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):.{digits}f}"
+    text = f"{statistics.fmean(values):,.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):,.{digits}f}"
 
 
-def comparison_cells(summaries: Summaries) -> tuple[list[str], list[list[Cell]]]:
-    """Header and rows. The best mean of each accuracy column is marked."""
-    header = ["method", "head", "prototype", "kB up / round", "kB down / round", "seconds"]
-    accuracies = {
-        kind: {m: [100 * s[FIGURE][kind] for s in runs] for m, runs in summaries.items()}
-        for kind in ("accuracy_head", "accuracy_prototype")
-    }
-    best = {kind: max(statistics.fmean(v) for v in by.values()) for kind, by in accuracies.items()}
-    rows = []
-    for method, runs in summaries.items():
-        row = [Cell(method)]
-        for kind, by in accuracies.items():
-            values = by[method]
-            row.append(Cell(mean_and_deviation(values), statistics.fmean(values) >= best[kind] - 1e-9))
-        for direction in ("bytes_up", "bytes_down"):
-            per_round = [sum(s[direction].values()) / s["rounds"] / 1000 for s in runs]
-            row.append(Cell(f"{statistics.fmean(per_round):,.1f}"))
-        row.append(Cell(f"{statistics.fmean(s['seconds'] for s in runs):.1f}"))
-        rows.append(row)
-    return header, rows
+def _ranking(rows: Sequence[Row], column: Column) -> list[tuple[str, float]]:
+    """Labels and means, best first. Rows that lack a seed others have are left out: it would not be a fair comparison."""
+    measured = {row.label: column.by_seed(row) for row in rows}
+    most = max((len(values) for values in measured.values()), default=0)
+    means = {label: statistics.fmean(v.values()) for label, v in measured.items() if v and len(v) == most}
+    if column.better == "neither" or len(means) < 2:
+        return []
+    return sorted(means.items(), key=lambda item: item[1], reverse=column.better == "higher")
 
 
-def comparison_table(summaries: Summaries, title: str = "") -> Table:
-    header, rows = comparison_cells(summaries)
-    seeds = max(len(runs) for runs in summaries.values())
-    table = Table(
-        title=title or None, caption=f"{CAPTION} {seeds} seed{'s' if seeds > 1 else ''}.", caption_justify="left"
-    )
+def _marks(rows: Sequence[Row], column: Column) -> dict[str, Literal["best", "second"]]:
+    """Equal means share their mark."""
+    ranking = _ranking(rows, column)
+    marks: dict[str, Literal["best", "second"]] = {}
+    second: float | None = None
+    for label, mean in ranking:
+        if abs(mean - ranking[0][1]) < 1e-9:
+            marks[label] = "best"
+        elif second is None or abs(mean - second) < 1e-9:
+            second = mean
+            marks[label] = "second"
+    return marks
+
+
+def comparison_cells(rows: Sequence[Row], columns: Sequence[str] | None = None) -> tuple[list[str], list[list[Cell]]]:
+    """Header and rows. The best and the second mean of each column that has a better are marked."""
+    chosen = _chosen(rows, columns)
+    first = "variant" if any(row.settings for row in rows) else "method"
+    cells = [[Cell(row.label)] for row in rows]
+    for column in chosen:
+        marks = _marks(rows, column)
+        for row, line in zip(rows, cells, strict=True):
+            values = list(column.by_seed(row).values())
+            if not values:
+                line.append(Cell(MISSING))
+            elif column.deviation:
+                line.append(Cell(mean_and_deviation(values, column.digits), marks.get(row.label, "")))
+            else:
+                line.append(Cell(f"{statistics.fmean(values):,.{column.digits}f}", marks.get(row.label, "")))
+    return [first, *(column.title for column in chosen)], cells
+
+
+def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
+    """Bold against underlined of each column, by a paired t-test over seeds, where there are at least three.
+
+    Seeds only: clients of one run share their server and its prototypes, and are no independent repetitions.
+    """
+    lines = []
+    for column in _chosen(rows, columns):
+        marks = _marks(rows, column)
+        by_label = {row.label: column.by_seed(row) for row in rows}
+        best = next((label for label, mark in marks.items() if mark == "best"), None)
+        second = next((label for label, mark in marks.items() if mark == "second"), None)
+        if best is None or second is None:
+            continue
+        seeds = sorted(by_label[best].keys() & by_label[second].keys())
+        differences = [by_label[best][seed] - by_label[second][seed] for seed in seeds]
+        if len(seeds) < SEEDS_FOR_A_TEST or max(differences) - min(differences) < 1e-9:
+            continue  # too few, or no spread to test against
+        p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+        text = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+        lines.append(f"{column.title}: {best} vs {second}, paired t-test over {len(seeds)} seeds: {text}")
+    return lines
+
+
+def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
+    """What stands under a table: significance, and what is missing."""
+    lines = significance(rows, columns)
+    most = max((len(row.runs) for row in rows), default=0)
+    behind = [f"{row.label} ({len(row.runs)} of {most})" for row in rows if len(row.runs) < most]
+    if behind:
+        lines.append(f"fewer seeds than the others, and not ranked: {', '.join(behind)}")
+    for column in _chosen(rows, columns):
+        if not any(column.by_seed(row) for row in rows):
+            lines.append(f"{column.key}: no run has measured it")
+    return lines
+
+
+def comparison_table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> Table:
+    header, lines = comparison_cells(rows, columns)
+    seeds = max((len(row.runs) for row in rows), default=0)
+    units = "accuracy and F1 in %" if any("F1" in name for name in header) else "accuracy in %"
+    caption = f"{CAPTION} ({seeds} seed{'' if seeds == 1 else 's'}); {units}. Best bold, second underlined."
+    table = Table(caption=caption, caption_justify="left")
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(f"[bold]{c.text}[/bold]" if c.best else c.text for c in row))
+        table.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
+    styles = {"": "", "best": "bold", "second": "underline"}
+    for line in lines:
+        table.add_row(*(Text(cell.text, styles[cell.mark]) for cell in line))
     return table
 
 
-def comparison_markdown(summaries: Summaries) -> str:
-    header, rows = comparison_cells(summaries)
+def comparison_markdown(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
+    header, cells = comparison_cells(rows, columns)
+    around = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
     lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
-    lines += ["| " + " | ".join(f"**{c.text}**" if c.best else c.text for c in row) + " |" for row in rows]
+    for row in cells:
+        texts = [around[cell.mark].format(cell.text.replace("|", "\\|")) for cell in row]
+        lines.append("| " + " | ".join(texts) + " |")
+    for note in notes(rows, columns):
+        lines += ["", note]
     return "\n".join(lines) + "\n"
 
 
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--"}
+LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def comparison_latex(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
+    """A `tabular` for the package booktabs; what stands under the table elsewhere is here in comments."""
+    header, cells = comparison_cells(rows, columns)
+    around = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
+
+    def line(texts: Iterable[str]) -> str:
+        return " & ".join(texts) + r" \\"
+
+    lines = [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule", line(map(_latex, header)), r"\midrule"]
+    lines += [line(around[cell.mark].format(_latex(cell.text)) for cell in row) for row in cells]
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in notes(rows, columns))]
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(sign, sign) for sign in text)
+
+
+def results_csv(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
+    """One line per variant and seed, numbers as measured (shares, bytes). No clock: the same runs give the same bytes.
+
+    `columns` names the numbers to keep; without it every figure of the summaries and the bytes are there.
+    """
+    axes = list(dict.fromkeys(key for row in rows for key in row.settings))
+    keys = [*dict.fromkeys(key for row in rows for run in row.runs for key in run[FIGURE]), *DIRECTIONS]
+    if columns is not None:
+        keys = [parse_column(name).key for name in columns]
+    titles = [f"{key}_per_round" if key in DIRECTIONS else key for key in keys]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["label", "method", *axes, "seed", *titles])
+    for row in rows:
+        known = [written(row.settings[key]) if key in row.settings else "" for key in axes]
+        for run in row.runs:
+            writer.writerow([row.label, row.method, *known, run["seed"], *(measured(run, key) for key in keys)])
+    return text.getvalue()
+
+
+def written(value: Any) -> str:
+    """A setting as a person would write it on the command line; a choice with its settings begins with its name."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        name = [str(value["name"])] if "name" in value else []
+        return ",".join(name + [f"{key}={written(v)}" for key, v in value.items() if key != "name"])
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(written(v) for v in value) + "]"
+    return str(value)
+
+
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """One run: each way of summing up, by head and by prototype."""
+    """One run: each way of summing up, by head and by prototype, and whatever else was measured."""
     table = Table(title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds")
-    for i, name in enumerate(("accuracy in %, mean ± deviation over clients", "head", "prototype")):
-        table.add_column(name, justify="left" if i == 0 else "right")
+    columns = [parse_column(name) for name in default_columns([summary]) if name not in COSTS]
+    table.add_column("accuracy in %, mean ± deviation over clients")
+    for column in columns:
+        table.add_column(column.title, justify="right")
     names = {"last_round": "last round", "last_five": "mean of the last five evaluations"}
     if "best_on_validation" in summary:
         names["best_on_validation"] = f"best on validation (round {summary['best_on_validation']['round']})"
-    for key, label in names.items():
-        values = summary[key]
-        cells = [
-            f"{100 * values[k]:.2f} ± {100 * values[k + '_std']:.2f}" for k in ("accuracy_head", "accuracy_prototype")
-        ]
-        table.add_row(label, *cells)
+    for part, label in names.items():
+        table.add_row(label, *(_over_clients(summary[part], column) for column in columns))
     return table
+
+
+def _over_clients(values: Mapping[str, Any], column: Column) -> str:
+    mean, deviation = values.get(column.key), values.get(f"{column.key}_std")
+    if mean is None:
+        return MISSING
+    text = f"{column.scale * mean:.{column.digits}f}"
+    return text if deviation is None else f"{text} ± {column.scale * deviation:.{column.digits}f}"

@@ -1,0 +1,64 @@
+"""Turn a folder of research data into the files the measured tables use: `python benchmarks/prepare.py FOLDER data`.
+
+FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 (a class-balanced part), Wi-Fi crowd counting (Wi-CaL,
+420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30 subcarriers × 200 packets).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+
+
+def cifar10(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {key: d[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+
+
+def csi_crowd(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A client is a room in one of the first two sessions; it is tested on the same room in the third."""
+    names = np.array(["small room", "large room"])[d["room"]]
+    train = d["session"] < 3
+    held = ~train
+    clients = np.char.add(np.char.add(names, ", session "), d["session"].astype(str))
+    both = [np.char.add(names[held], f", session {s}") for s in (1, 2)]
+    return {
+        "x_train": d["x"][train],
+        "y_train": d["y"][train],
+        "group_train": clients[train],
+        "x_test": np.concatenate([d["x"][held]] * 2),
+        "y_test": np.concatenate([d["y"][held]] * 2),
+        "group_test": np.concatenate(both),
+        "class_values": np.arange(d["y"].max() + 1),
+    }
+
+
+def csi_activity(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A client is a person in a room. There are no sessions: each holds out a part of its own windows."""
+    rooms = np.char.add("room ", (d["room"] + 1).astype(str))
+    clients = np.char.add(np.char.add(rooms, ", person "), (d["subject"] + 1).astype(str))
+    return {
+        "x_train": d["x"],
+        "y_train": d["y"],
+        "group_train": clients,
+        "class_names": d["activities"],
+    }
+
+
+def main(source: Path, target: Path) -> None:
+    spec = importlib.util.spec_from_file_location("load", source / "load.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    target.mkdir(parents=True, exist_ok=True)
+    for prepare in (cifar10, csi_crowd, csi_activity):
+        file = target / f"{prepare.__name__.replace('_', '-')}.npz"
+        arrays = prepare(module.load(prepare.__name__))
+        np.savez_compressed(file, **arrays)
+        print(file, {key: value.shape for key, value in arrays.items()})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
