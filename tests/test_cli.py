@@ -14,6 +14,7 @@ from conftest import blobs
 from protofed import cli
 
 QUICK = ["clients=4", "rounds=2", "shot=6", "way=2"]
+NAMED = [*QUICK, "engine=loop", "layout=contiguous", "workers=1", "threads=1"]  # nothing to measure
 
 
 @pytest.fixture
@@ -48,14 +49,49 @@ def save_npz(path, **changes):
 
 def test_run_writes_a_complete_folder(call, tmp_path):
     code, out, err = call("run", "fedsap", *QUICK, "--out", "here")
-    assert code == 0 and err.startswith("INFO: engine: ") and err.count("\n") == 1
+    assert code == 0
+    measured, chosen = err.splitlines()
+    assert measured.startswith("INFO: engine: mlp: ms per client step") and chosen.startswith("INFO: engine: ")
     assert "round 2/2" in out and "run folder: here" in out
     names = {p.name for p in (tmp_path / "here").iterdir()}
-    assert names == {"settings.toml", "metrics.jsonl", "rounds.jsonl", "clients.jsonl", "summary.json", "checkpoint"}
+    files = "settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint"
+    assert names == set(files.split())
     rows = [json.loads(line) for line in (tmp_path / "here/metrics.jsonl").read_text().splitlines()]
-    wanted = "round accuracy_head accuracy_prototype accuracy_head_std accuracy_prototype_std loss bytes_up bytes_down"
+    wanted = "round loss bytes_up bytes_down seconds dropped_clients"
+    measures = "accuracy_{0} accuracy_{0}_std weighted_{0} f1_{0}"
     assert [r["round"] for r in rows] == [1, 2]
-    assert {*wanted.split(), "seconds", "dropped_clients"} <= rows[0].keys()
+    assert rows[0].keys() == {*wanted.split(), *measures.format("head").split(), *measures.format("prototype").split()}
+
+
+def test_confusions_agree_with_the_accuracies(call, tmp_path):
+    call("run", "fedproto", *QUICK, "--out", "here")
+    stored = json.loads((tmp_path / "here/confusion.json").read_text())
+    last = json.loads((tmp_path / "here/clients.jsonl").read_text().splitlines()[-1])
+    assert stored["round"] == last["round"] == 2 and stored["rows"] == ["true", "predicted", "count"]
+    assert list(stored["clients"]) == [f"client {c}" for c in range(4)]
+    for kind in ("head", "prototype"):
+        for client, rows in enumerate(own[kind] for own in stored["clients"].values()):
+            total = sum(count for *_, count in rows)
+            assert total == last["samples"][client]
+            hits = sum(count for true, predicted, count in rows if true == predicted)
+            assert hits / total == last[f"accuracy_{kind}"][client]
+
+
+def test_clients_of_two_architectures(call, tmp_path):
+    code, _, err = call("run", "fedproto", *QUICK, "models=mlp,mlp?hidden=8", "dim=16", "ensemble=true", "--out", "m")
+    assert code == 0 and sum("ms per client step" in line for line in err.splitlines()) == 2
+    summary = json.loads((tmp_path / "m/summary.json").read_text())
+    # 64 pixels; hidden, embedding 64, projection to 16, head of 10: weights and biases
+    sizes = [65 * h + (h + 1) * 64 + 65 * 16 + 17 * 10 for h in (128, 8)]
+    assert summary["model_parameters"] == dict(zip(["mlp", "mlp?hidden=8"], sizes, strict=True))
+    last = summary["last_round"]
+    both = [last["accuracy_head@mlp"], last["accuracy_head@mlp?hidden=8"]]
+    assert last["accuracy_head"] == pytest.approx(sum(both) / 2)
+    assert 0 <= last["ensemble_head"] <= 1 and 0 <= last["ensemble_prototype"] <= 1
+    settings = (tmp_path / "m/settings.toml").read_text()
+    assert 'projection = "linear"' in settings and "dim = 16" in settings and "[model]" not in settings
+    assert call("run", "fedproto", "--config", "m/settings.toml", "--out", "again")[0] == 0
+    assert (tmp_path / "m/clients.jsonl").read_text() == (tmp_path / "again/clients.jsonl").read_text()
 
 
 def test_a_run_can_be_repeated_from_its_settings(call, tmp_path):
@@ -116,8 +152,8 @@ def test_lists(call, words):
     assert code == 0
     expected = {
         "methods": pf.methods.available(),
-        "models": ["mlp", "cnn", "resnet18"],
-        "data": ["digits", "dirichlet"],
+        "models": list(pf.models.available()),
+        "data": pf.data.available(),
     }
     for name in expected.get(words[0], []):
         assert name in out
@@ -158,6 +194,18 @@ BAD = {
     "a file in the way": (["compare", "local", *QUICK, "--out", "text.npz/x"], ["text.npz"]),
     "picture in the way": (["data", "show", "--picture", "text.npz/x.png"], ["text.npz"]),
     "load no python": (["run", "local", "--load", "text.npz"], ["text.npz"]),
+    "more models than clients": (["run", "fedsap", *QUICK, "models=mlp,mlp,mlp,mlp,mlp"], ["models", "4 clients"]),
+    "a model of the mix misspelt": (["run", "fedsap", "models=mlp,mlpp"], ["did you mean 'mlp'"]),
+    "a setting in the mix misspelt": (["run", "fedsap", "models=mlp,mlp?hiden=8"], ["did you mean 'hidden'"]),
+    "model and models": (["run", "fedsap", "model=mlp", "models=mlp,cnn"], ["model", "use one of the two"]),
+    "a capability too few": (["run", "fedsap", *QUICK, "models=mlp", "capability=1,2"], ["capability", "4 clients"]),
+    "one width for all": (
+        ["run", "fedsap", *NAMED, "models=mlp,mlp?embedding=8", "projection=none"],
+        ["8 numbers", "64", "projection=linear"],
+    ),
+    "dim without projection": (["run", "fedsap", *QUICK, "projection=none", "dim=8"], ["dim=8", "projection"]),
+    "diverse without prototypes": (["run", "fedsap", *NAMED, "choice=diverse"], ["choice=diverse", "fedapa"]),
+    "engine words for another mix": (["run", "fedsap", *QUICK, "inner=loop,stack"], ["inner", "1 models"]),
     "too many threads": (["run", "fedsap", "threads=100000"], ["threads"]),
     "a seed twice": (["compare", "fedavg", "--seeds", "3,3"], ["seed"]),
     "resume nothing": (["resume", "nowhere"], ["nowhere", "no such"]),

@@ -44,13 +44,18 @@ def test_names() -> None:
     assert protofed.data.available() == [
         "cifar10",
         "cifar100",
+        "csi",
+        "csi-sim",
         "digits",
         "emnist",
         "fashion-mnist",
         "folder",
         "hub",
+        "mimic-disposition",
         "mnist",
         "npz",
+        "text",
+        "tiny-imagenet",
     ]
 
 
@@ -132,6 +137,7 @@ def test_text_group_ids_are_numbered_alike_in_both_parts() -> None:
         ({"group_train": np.array([0, 1])}, "group ids of shape (2,)"),
         ({"group_train": np.array([0.5, 1, 2])}, "group_train must be integers or text"),
         ({"class_names": ("a", "b", "c"), "num_classes": 2}, "3 class names for 2 classes"),
+        ({"class_values": (1.0, 2.0, 3.0), "num_classes": 2}, "3 class values for 2 classes"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(arrays: dict[str, object], message: str) -> None:
@@ -445,13 +451,23 @@ def test_npz(tmp_path: Path) -> None:
     assert torch.allclose(scaled.x_train.mean(0), torch.zeros(4), atol=1e-6)
     np.savez_compressed(file, x_train=x, y_train=y, class_names=["a", "b", "c"])
     data = load("npz", path=str(file))
-    assert data.x_test is None and data.class_names == ("a", "b", "c")
+    assert data.x_test is None and data.class_names == ("a", "b", "c") and data.class_values == ()
+    np.savez(file, x_train=x, y_train=y, class_values=np.array([0, 2, 10]))
+    assert load(file).class_values == (0.0, 2.0, 10.0)
+    np.savez(file, x_train=x, y_train=y, group_train=np.array(["ward", "clinic", "home"])[y])
+    data = load(file)
+    assert data.group_train is not None and data.group_names == ("clinic", "home", "ward")
+    assert [data.group_names[i] for i in data.group_train] == [["ward", "clinic", "home"][i] for i in y]
 
 
 def test_npz_that_are_not_right(tmp_path: Path) -> None:
     file = tmp_path / "mine.npz"
     text = refusal(lambda: load(str(file)))
     assert f"{file}: no such file; expected an .npz file with x_train" in text
+    arrays = {"x_train": np.zeros((4, 2)), "y_train": np.arange(4) % 2}
+    for values in (np.array(["few", "many"]), np.zeros((2, 2))):
+        np.savez(file, **arrays, class_values=values)
+        assert f"{file}: class_values must be one number for each class" in refusal(lambda: load(file))
     np.savez(file, images=np.zeros(3), y_train=np.zeros(3))
     assert "no x_train in it; found images, y_train" in refusal(lambda: load(file))
     np.savez(file, x_train=np.array([{"a": 1}], dtype=object), y_train=np.zeros(1, int))

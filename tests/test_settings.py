@@ -40,6 +40,65 @@ def test_settings_survive_toml(tmp_path):
     assert resolve(None, read_toml(tmp_path / "s.toml")) == s
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("mlp?embedding=32", {"name": "mlp", "embedding": 32}),
+        ("mlp?hidden=64&embedding=16", {"name": "mlp", "hidden": [64], "embedding": 16}),
+        ("bert:minilm?trainable_layers=2", {"name": "bert", "path": "minilm", "trainable_layers": 2}),
+        ("resnet18?", {"name": "resnet18"}),
+    ],
+)
+def test_a_model_with_its_settings_in_one_word(written, meant):
+    assert resolve("fedsap", {"model": written}) == resolve("fedsap", {"model": meant})
+
+
+def test_a_key_goes_over_the_model_word():
+    assert resolve("fedsap", {"model": "mlp?embedding=32", "embedding": 8}).model.embedding == 8
+
+
+def test_several_models_stand_in_place_of_one(tmp_path):
+    words = parse_pairs(["models=cnn,mlp?embedding=32", "capability=1,2.5", "assignment=capability", "dim=32"])
+    s = resolve("fedproto", words)
+    assert s.general.models == ("cnn", "mlp?embedding=32") and s.general.capability == (1.0, 2.5)
+    assert resolve("fedproto", {**words, "models": ["cnn", "mlp?embedding=32"]}) == s
+    assert parse_pairs(['models=["mlp?hidden=64,32", "cnn"]'])["models"] == ["mlp?hidden=64,32", "cnn"]
+    assert "model" not in s.to_dict()
+    (tmp_path / "s.toml").write_text(s.to_toml())
+    assert resolve(None, read_toml(tmp_path / "s.toml")) == s
+
+
+def test_one_model_or_capability_is_a_list_of_one():
+    g = resolve("fedproto", parse_pairs(["models=mlp", "capability=3"])).general
+    assert g.models == ("mlp",) and g.capability == (3.0,)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("a.csv", "text"),
+        ("a.TSV", "text"),
+        ("b/a.jsonl", "text"),
+        ("a.csv.gz", "text"),
+        ("a.npz", "npz"),
+        ("hub:owner/set", "hub"),
+    ],
+)
+def test_a_file_in_place_of_a_data_sets_name(file, name):
+    data = resolve("fedproto", {"data": file}).data
+    assert (data.name, data.path) == (name, file.removeprefix("hub:"))
+
+
+def test_what_the_federation_and_the_data_both_have():
+    s = resolve("fedproto", {"data": "a.csv", "test_share": 0.4, "data.test_share": 0.1})
+    assert s.general.test_share == 0.4 and s.data.test_share == 0.1
+
+
+def test_engine_words_for_each_architecture():
+    g = resolve("fedproto", parse_pairs(["models=cnn,mlp", "inner=loop,stack", "layout=contiguous"])).general
+    assert g.inner == ("loop", "stack") and g.layout == "contiguous"
+
+
 def test_keys_of_other_compared_methods_are_passed_over():
     s = resolve("fedproto", {"scale": 16, "fedsap.proxy": False, "weight": 2.0}, also=["fedsap", "fedproto"])
     assert s.method == methods.get("fedproto", weight=2.0)
@@ -64,6 +123,19 @@ def test_keys_of_other_compared_methods_are_passed_over():
         ({"alignment.start": 200}, ["start"]),
         ({"scale": -1}, ["scale"]),
         ({"scale": "big"}, ["scale", "number"]),
+        ({"model": "mlp?embedding"}, ["mlp?embedding", "key=value", "'embedding'"]),
+        ({"model": "mlp?embeding=3"}, ["embeding", "did you mean 'embedding'"]),
+        ({"models": ["cnn", "mpl"]}, ["mpl", "did you mean 'mlp'"]),
+        ({"models": ["cnn"], "model.embedding": 3}, ["model.embedding", "models=cnn"]),
+        ({"models": ["cnn"], "embedding": 3}, ["embedding"]),
+        ({"assignment": "capable"}, ["assignment", "capability"]),
+        ({"capability": "strong"}, ["capability", "number"]),
+        ({"projection": "square"}, ["projection", "consensus"]),
+        ({"projection_dropout": 1}, ["projection_dropout"]),
+        ({"dim": -1}, ["dim"]),
+        ({"choice": "best"}, ["choice", "diverse"]),
+        ({"candidates": "some"}, ["candidates", "own"]),
+        ({"models": ["cnn", "mlp"], "inner": ["loop", "stak"]}, ["inner", "stack"]),
         ({"partition.way": -2}, ["way"]),
         ({"partition": "dirichlet", "alpha": 0}, ["alpha"]),
     ],
