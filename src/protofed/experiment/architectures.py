@@ -117,9 +117,21 @@ def _projection(settings: Settings, data: FederatedData, specs: Sequence[ModelSp
             kind = "linear"
     if kind == "none" and dim:
         raise ProtofedError(f"dim={dim} needs a projection; with projection=none a model's own width stands")
+    if kind == "none" and len(specs) > 1:
+        widths = [_width(spec, data) for spec in specs]
+        if len(set(widths)) > 1:
+            given = ", ".join(f"{spec.name} {width}" for spec, width in zip(specs, widths, strict=True))
+            raise ProtofedError(
+                f"clients meet in one embedding space, but these models' have different widths ({given}); "
+                "use projection=linear or projection=consensus"
+            )
     if kind == "none" or dim:
         return kind, dim
     if len(specs) > 1:
         return kind, IMAGES if len(data.sample_shape) == 3 else OTHERS
+    return kind, _width(specs[0], data)
+
+
+def _width(spec: ModelSpec, data: FederatedData) -> int:
     with torch.random.fork_rng(devices=[]):
-        return kind, int(specs[0].build(data.sample_shape, data.num_classes).dim)  # type: ignore[arg-type]
+        return int(spec.build(data.sample_shape, data.num_classes).dim)  # type: ignore[arg-type]

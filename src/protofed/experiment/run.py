@@ -16,6 +16,7 @@ from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import Plan, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
+from ..methods.base import Method
 from .architectures import architectures, capabilities
 from .folder import History, RunFolder, summarise
 from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
@@ -91,6 +92,9 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         settings = replace(settings, model=settings.model.for_data(data))
     per_round = participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
+    if g.choice == "diverse" and type(settings.method).client_banks is Method.client_banks:
+        name = settings.method.name
+        raise ProtofedError(f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {name} does not")
     plan = Plan(settings.method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round)
     engine, chosen = make_engine(plan, settings.engine)
     settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)

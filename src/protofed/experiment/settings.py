@@ -385,6 +385,6 @@ def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> d
                 if part not in defaults:
                     raise unknown(f"setting of {key!r}:", part, defaults)
             merged[key] = {**defaults, **value}
-        elif isinstance(value, int | float | str) and isinstance(spec.default, tuple):
+        elif isinstance(value, int | float) and isinstance(spec.default, tuple):
             merged[key] = [value]
     return merged

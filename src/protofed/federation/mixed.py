@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle
 from .engine import Judging, PlainEngine
@@ -38,12 +37,6 @@ class MixedEngine:
         self.owner: tuple[int, ...] = tuple(owner)
         first = parts[0]
         self.method, self.data, self.device, self.dim = first.method, first.data, first.device, first.dim
-        for part in parts[1:]:
-            if part.dim != self.dim:
-                raise ProtofedError(
-                    f"clients meet in one embedding space: model {part.model.name!r} gives {part.dim} numbers and "
-                    f"{first.model.name!r} {self.dim}; use projection=linear or projection=consensus"
-                )
         self.starts: tuple[Mapping[str, Tensor], ...] = tuple(part.start for part in parts)
         self.parameters: tuple[int, ...] = tuple(n for part in parts for n in part.parameters)
         self.clients = {}

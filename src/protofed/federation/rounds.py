@@ -95,10 +95,6 @@ class Federation:
         self.round = 0
         if ensemble and data.central_test is None:
             raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
-        if choice == "diverse" and method.client_banks(self.state) is None:
-            raise ProtofedError(
-                f"choice=diverse needs a server that keeps the clients' prototypes; {method.name} does not (fedapa does)"
-            )
 
     def participants(self, round: int) -> list[int]:
         total = len(self.data.clients)
