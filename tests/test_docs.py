@@ -139,7 +139,20 @@ def test_a_command_uses_what_exists(line, place):
     while words and words[0] in getattr(command, "commands", {}):
         command = command.commands[words.pop(0)]
     placeholder = any(re.fullmatch(r"[A-Z]+", word.split("=")[-1]) for word in words)
-    there = ("run", "compare", "sweep", "table", "resume", "bench", "methods", "models", "settings", "data", "show")
+    there = (
+        "run",
+        "compare",
+        "sweep",
+        "table",
+        "resume",
+        "bench",
+        "confusion",
+        "methods",
+        "models",
+        "settings",
+        "data",
+        "show",
+    )
     assert command.name in there
     if not words:  # a command spoken of
         return

@@ -37,9 +37,13 @@ from .report import (
     comparison_latex,
     comparison_markdown,
     comparison_table,
+    confusion_table,
+    draw_confusions,
     notes,
     parse_column,
+    read_confusions,
     results_csv,
+    shown_of,
     summary_table,
 )
 
@@ -228,6 +232,31 @@ def table(
         write = comparison_markdown if format is Format.markdown else comparison_latex
         text = write(rows, shown or begun_with)
     make_console().out(text, end="", highlight=False)
+
+
+class By(str, Enum):
+    head = "head"
+    prototype = "prototype"
+
+
+@app.command()
+def confusion(
+    folder: Path,
+    by: Annotated[By, typer.Option(help="Predictions by the classifier head, or by the nearest prototype.")] = By.head,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the picture here (.png, .svg or .pdf); default: in the run folder.")
+    ] = None,
+) -> None:
+    """Print and draw what each client of a run takes for what: `protofed confusion runs/NAME --by prototype`."""
+    console = make_console()
+    confusions = read_confusions(folder, by.value)
+    print_table(console, confusion_table(confusions))
+    place = picture or folder / f"confusion-{by.value}.png"
+    try:
+        draw_confusions(confusions, place)
+    except OSError as error:
+        raise ProtofedError(f"--picture {place}: cannot be written ({error.strerror})") from None
+    console.print(f"picture: {place} ({shown_of(confusions)})", soft_wrap=True, markup=False)
 
 
 @app.command()

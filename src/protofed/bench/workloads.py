@@ -191,6 +191,7 @@ SERVER: tuple[Server, ...] = (
     Server("mean", 1000, 100, 512),
     Server("weighted_mean", 1000, 100, 512),
     Server("personalised", 1000, 100, 512),
+    Server("personalised", 1000, 21, 256),  # FedAPA's rooms
     Server("refine", 1000, 100, 512),
     Server("refine", 1000, 100, 512, close=True),
     Server("refine", 20, 10_000, 512, memory=4.0),

@@ -199,8 +199,12 @@ def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
         name: {kind: getattr(s, f"by_{kind}").rows.tolist() for kind in KINDS}
         for name, s in zip(names, record.scores or [], strict=True)
     }
-    return {"round": record.round, "classes": list(data.class_names), "rows": ["true", "predicted", "count"]} | {
-        "clients": rows
+    return {
+        "round": record.round,
+        "classes": list(data.class_names),
+        "values": list(data.class_values),
+        "rows": ["true", "predicted", "count"],
+        "clients": rows,
     }
 
 

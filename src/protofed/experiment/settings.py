@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import tomli_w
@@ -75,7 +75,7 @@ class General(pydantic.BaseModel):
     assignment: Literal["round-robin", "capability"] = pydantic.Field(
         "round-robin", description="how models are dealt: round-robin, or capability (the first listed to the weakest)"
     )
-    capability: tuple[float, ...] = pydantic.Field(
+    capability: tuple[Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)], ...] = pydantic.Field(
         (), description="one number per client, larger is stronger; none: its number of training samples"
     )
     projection: Literal["auto", "none", "linear", "consensus"] = pydantic.Field(

@@ -1,5 +1,6 @@
 """Tables and pictures, made from what runs wrote."""
 
+from .confusion import Confusions, confusion_table, draw_confusions, read_confusions, shown_of
 from .tables import (
     Row,
     comparison_latex,
@@ -13,13 +14,18 @@ from .tables import (
 )
 
 __all__ = [
+    "Confusions",
     "Row",
     "comparison_latex",
     "comparison_markdown",
     "comparison_table",
+    "confusion_table",
+    "draw_confusions",
     "notes",
     "parse_column",
+    "read_confusions",
     "results_csv",
+    "shown_of",
     "summary_table",
     "written",
 ]

@@ -1,0 +1,234 @@
+"""Who was taken for whom: a table and a picture of the confusion matrices that a run wrote, client by client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pydantic
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import ProtofedError
+from ..evaluate import Confusion
+from ..registry import first_problem
+from .tables import MISSING
+
+FILE, COMPARISON = "confusion.json", "comparison.json"
+KINDS = ("png", "svg", "pdf")
+PANELS = 12  # a picture of more is not readable
+SIDE = 3.0  # inches of a panel
+LONGEST = 14  # letters of a class's name in the picture
+INK, QUIET, LINE = "#1b2733", "#66727f", "#e8ecf0"
+SHADES = ("#e3eef7", "#b5d3e8", "#6ca6cf", "#2f6f9f", "#123a5c")
+
+By = Literal["head", "prototype"]
+Index = Annotated[int, pydantic.Field(ge=0)]
+Times = Annotated[int, pydantic.Field(ge=1)]
+Rows = Annotated[list[tuple[Index, Index, Times]], pydantic.Field(min_length=1)]
+
+
+class _Client(pydantic.BaseModel):
+    head: Rows
+    prototype: Rows
+
+
+class _File(pydantic.BaseModel):
+    """`confusion.json`. Before `values` were written there was no telling which classes are numbers."""
+
+    round: int
+    classes: list[str]
+    values: list[float] = []
+    clients: Annotated[dict[str, _Client], pydantic.Field(min_length=1)]
+
+    @pydantic.model_validator(mode="after")
+    def _every_class_is_there(self) -> _File:
+        top = max(max(row[:2]) for c in self.clients.values() for row in (*c.head, *c.prototype))
+        for key, those in (("classes", self.classes), ("values", self.values)):
+            if those and len(those) <= top:
+                raise ValueError(f"{key} has {len(those)} entries, and a row names class {top}")
+        return self
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """What the clients of one run took for what. `values` is empty where classes are no numbers."""
+
+    round: int
+    by: By
+    names: Sequence[str]
+    values: Sequence[float]
+    clients: dict[str, Confusion]
+
+    def name(self, c: int) -> str:
+        return self.names[c] if self.names else str(c)
+
+
+def read_confusions(folder: Path, by: By = "head") -> Confusions:
+    """Read a run's `confusion.json`, of a finished run or of one under way."""
+    if not folder.is_dir():
+        raise ProtofedError(f"{folder}: no such run folder")
+    if (folder / COMPARISON).is_file():
+        runs = sorted(path.parent for path in folder.glob(f"*/{FILE}"))
+        example = f", for instance {runs[0]}" if runs else ""
+        raise ProtofedError(f"{folder}: this is a comparison; name one of its runs{example}")
+    file = folder / FILE
+    if not file.is_file():
+        if not (folder / "settings.toml").is_file():
+            raise ProtofedError(f"{folder}: not a run folder (it has no settings.toml)")
+        raise ProtofedError(
+            f"{folder}: it has no {FILE}; the run has not come to a checkpoint yet, or an earlier version made it"
+        )
+    try:
+        stored = _File.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
+    except pydantic.ValidationError as error:
+        raise ProtofedError(f"{file}: not readable ({first_problem(error)})") from None
+    clients = {name: Confusion(np.array(getattr(client, by))) for name, client in stored.clients.items()}
+    return Confusions(stored.round, by, stored.classes, stored.values, clients)
+
+
+def most_frequent(confusion: Confusion) -> tuple[int, int, int, int] | None:
+    """True class, what it was taken for, how often, and of how many; None where everything is right.
+
+    Of equally many the one with the larger share of its class counts, then the first.
+    """
+    true, predicted, count = confusion.rows.T
+    of = np.bincount(true, count).astype(int)
+    wrong = confusion.rows[true != predicted].tolist()
+    if not wrong:
+        return None
+    t, p, n = min(wrong, key=lambda row: (-row[2], of[row[0]], row[0], row[1]))
+    return t, p, n, int(of[t])
+
+
+def confusion_table(confusions: Confusions) -> Table:
+    """A row for each client: samples, accuracy, F1, MAE where classes are numbers, and what it mistakes most often."""
+    table = Table(title=f"by {confusions.by}, round {confusions.round}", caption="Accuracy and macro F1 in %.")
+    table.caption_justify = "left"
+    numbers = ["test samples", "accuracy", "F1", *(["MAE"] if confusions.values else [])]
+    table.add_column("client", overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("most frequent confusion", overflow="fold")
+    for client, confusion in confusions.clients.items():
+        cells = [f"{confusion.samples:,}", f"{100 * _accuracy(confusion):.2f}", f"{100 * confusion.macro_f1():.2f}"]
+        if confusions.values:
+            cells.append(f"{confusion.mean_absolute_error(confusions.values):.2f}")
+        worst = most_frequent(confusion)
+        said = MISSING
+        if worst is not None:
+            true, taken, count, of = worst
+            said = f"{confusions.name(true)} taken for {confusions.name(taken)}: {count:,} of {of:,}"
+        table.add_row(Text(client), *cells, Text(said))
+    return table
+
+
+def _accuracy(confusion: Confusion) -> float:
+    return confusion.correct / confusion.samples
+
+
+def draw_confusions(confusions: Confusions, path: Path) -> None:
+    """Write a picture with a panel for each of the first twelve clients, as PNG, SVG or PDF, by the suffix of `path`."""
+    from matplotlib import rc_context
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in KINDS:
+        raise ProtofedError(f"{path}: expected a file name ending in .png, .svg or .pdf")
+    shown = list(confusions.clients.items())[:PANELS]
+    columns = len(shown) if len(shown) <= 3 else math.ceil(math.sqrt(len(shown)))
+    lines = math.ceil(len(shown) / columns)
+    present = {c for _, confusion in shown for c in confusion.rows[:, :2].ravel().tolist()}
+    letters = min(max(len(confusions.name(c)) for c in present), LONGEST)
+    beside = 0.5 + 0.07 * letters  # room for the classes' names
+    below = 0.5 + (0.07 * letters if letters > 2 else 0.1)
+    step_x, step_y = beside + SIDE + 0.2, 0.5 + SIDE + below
+    width, height = step_x * columns + 0.95, step_y * lines + 0.65
+
+    # No mathematics in names, no date and no random ids: the same run gives the same picture.
+    with rc_context({"svg.hashsalt": "protofed", "text.parse_math": False}):
+        figure = Figure(figsize=(width, height), layout=None, facecolor="white")
+        scale = ScalarMappable(Normalize(0, 1), LinearSegmentedColormap.from_list("shares", list(SHADES)))
+        for i, (client, confusion) in enumerate(shown):
+            line, column = divmod(i, columns)
+            x, y = step_x * column + beside, height - 0.65 - step_y * line - 0.5 - SIDE
+            axes = figure.add_axes((x / width, y / height, SIDE / width, SIDE / height))
+            _draw_panel(axes, client, confusion, confusions, scale, upright=letters <= 2)
+        bar = figure.add_axes(
+            ((step_x * columns + 0.15) / width, (height - 0.65 - 0.5 - SIDE) / height, 0.13 / width, SIDE / height)
+        )
+        figure.colorbar(scale, cax=bar, format=PercentFormatter(1.0)).outline.set_visible(False)
+        bar.tick_params(length=0, labelsize=7, labelcolor=QUIET)
+        bar.set_ylabel("share of the true class", color=QUIET, fontsize=8)
+        title = f"What each client takes for what, by {confusions.by}"
+        figure.text(0.45 / width, 1 - 0.22 / height, title, fontsize=12, weight="bold", color=INK, va="center")
+        about = f"{shown_of(confusions)}, round {confusions.round}; what is right stands in a frame"
+        figure.text(0.45 / width, 1 - 0.46 / height, about, fontsize=8, color=QUIET, va="center")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(path, dpi=150, metadata=undated)
+
+
+def _draw_panel(
+    axes: Any, client: str, confusion: Confusion, confusions: Confusions, scale: Any, *, upright: bool
+) -> None:
+    """Rows are true classes, columns what they were taken for; of both, those that occur."""
+    from matplotlib.patches import Rectangle
+
+    true, predicted, count = confusion.rows.T
+    classes = np.union1d(true, predicted)
+    size = len(classes)
+    counts = np.zeros((size, size), dtype=int)
+    np.add.at(counts, (np.searchsorted(classes, true), np.searchsorted(classes, predicted)), count)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(
+        np.ma.masked_equal(shares, 0.0), cmap=scale.cmap, norm=scale.norm, aspect="auto", interpolation="nearest"
+    )
+    cell = SIDE * 72 / size  # in points, as fonts are
+    font = min(cell / (0.62 * len(f"{counts.max():,}") + 0.5), cell * 0.55, 9.0)
+    if font >= 4.5:
+        for t, p in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if shares[t, p] > 0.55 else INK
+            axes.text(p, t, f"{counts[t, p]:,}", ha="center", va="center", fontsize=font, color=colour)
+    if cell >= 6:
+        axes.set_xticks(np.arange(size + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color=LINE, linewidth=0.7)
+    frame: dict[str, Any] = {"fill": False, "edgecolor": QUIET, "linewidth": min(0.08 * cell, 0.9), "zorder": 3}
+    for c in range(size):  # what is right
+        axes.add_patch(Rectangle((c - 0.5, c - 0.5), 1, 1, **frame))
+    label = max(min(cell / 1.7, 7.0), 5.0) if upright else 7.0  # two digits side by side
+    marks = np.arange(0, size, math.ceil(8 / cell))  # a name every eight points at most
+    names = [_cut(confusions.name(int(classes[m]))) for m in marks]
+    axes.tick_params(which="both", length=0, labelsize=label, labelcolor=INK)
+    axes.set_xticks(marks, names, rotation=0 if upright else 90)
+    axes.set_yticks(marks, names)
+    axes.set_xlim(-0.5, size - 0.5)
+    axes.set_ylim(size - 0.5, -0.5)
+    axes.set_xlabel("taken for", color=QUIET, fontsize=8)
+    axes.set_ylabel("true", color=QUIET, fontsize=8)
+    axes.spines[:].set_color("#c9d1d9")
+    said = f"{100 * _accuracy(confusion):.1f} % of {confusion.samples:,} right"
+    axes.text(0, 1.03, _cut(client, 20), transform=axes.transAxes, fontsize=9, weight="bold", color=INK)
+    axes.text(1, 1.03, said, transform=axes.transAxes, fontsize=8, color=QUIET, ha="right")
+
+
+def shown_of(confusions: Confusions) -> str:
+    """How many clients a picture shows."""
+    number = len(confusions.clients)
+    if number > PANELS:
+        return f"the first {PANELS} of {number} clients"
+    return "1 client" if number == 1 else f"{number} clients"
+
+
+def _cut(name: str, length: int = LONGEST) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"
