@@ -201,7 +201,7 @@ BAD = {
     "a capability too few": (["run", "fedsap", *QUICK, "models=mlp", "capability=1,2"], ["capability", "4 clients"]),
     "one width for all": (
         ["run", "fedsap", *NAMED, "models=mlp,mlp?embedding=8", "projection=none"],
-        ["8 numbers", "64", "projection=linear"],
+        ["mlp 64, mlp 8", "projection=linear"],
     ),
     "dim without projection": (["run", "fedsap", *QUICK, "projection=none", "dim=8"], ["dim=8", "projection"]),
     "diverse without prototypes": (["run", "fedsap", *NAMED, "choice=diverse"], ["choice=diverse", "fedapa"]),
