@@ -61,7 +61,7 @@ def test_fedprox_with_mu_0_is_fedavg_and_with_mu_is_not(tiny):
 @pytest.mark.parametrize("method", methods.available())
 def test_methods_learn(method):
     """Each method must be far above chance on separable data: a loss with the wrong sign would not be."""
-    gentle = {"fedtgp": {"weight": 1.0}}  # its λ = 10 is for wide networks and small steps: five numbers cannot follow it
+    gentle = {"fedtgp": {"weight": 1.0}}  # five numbers cannot follow its λ = 10
     changes = {"rounds": 15, "lr": 0.05, "way": 3, **gentle.get(method, {})}
     result = pf.run(method, **{**SMALL, "data": blobs(), **changes})
     chance = 1 / 4

@@ -167,6 +167,8 @@ def test_what_cannot_be_resized(tmp_path: Path) -> None:
     assert "resize=4 is for images; it has samples of shape [5]" in refusal(lambda: load(flat, resize=4))
     assert "image_channels=3 is for images" in refusal(lambda: load(flat, image_channels=3))
     colour = npz(tmp_path, (3, 8, 8))
-    assert "image_channels=1, but its images have 3; only 1 can become 3" in refusal(lambda: load(colour, image_channels=1))
+    assert "image_channels=1, but its images have 3; only 1 can become 3" in refusal(
+        lambda: load(colour, image_channels=1)
+    )
     assert "image_channels=2, but its images have 1" in refusal(lambda: load("digits", image_channels=2))
     assert "resize must be at least 1, got 0" in refusal(lambda: load("digits", resize=0))

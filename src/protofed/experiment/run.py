@@ -94,7 +94,9 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     mix = architectures(settings, data)
     if g.choice == "diverse" and type(settings.method).client_banks is Method.client_banks:
         name = settings.method.name
-        raise ProtofedError(f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {name} does not")
+        raise ProtofedError(
+            f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {name} does not"
+        )
     plan = Plan(settings.method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round)
     engine, chosen = make_engine(plan, settings.engine)
     settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
