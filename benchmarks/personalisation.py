@@ -1,7 +1,8 @@
 """How personal are FedAPA's personalised prototypes? `python benchmarks/personalisation.py RUN...`
 
-Reads the last checkpoint of each run and prints, averaged over classes that several clients hold, the cosine between two clients'
-prototypes of a class, and a client's weight for its own prototype (Eq. 6) times the number of holders: 1 is the plain average.
+Reads the last checkpoint of each run and prints, averaged over classes that several clients hold, the cosine between two
+clients' prototypes of a class, and a client's weight for its own prototype (Eq. 6) times the number of holders: 1 is the
+plain average.
 """
 
 from __future__ import annotations
