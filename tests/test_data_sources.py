@@ -54,6 +54,8 @@ def test_names() -> None:
         "mimic-disposition",
         "mnist",
         "npz",
+        "stl10",
+        "svhn",
         "text",
         "tiny-imagenet",
     ]
@@ -181,6 +183,7 @@ def test_idx_files(tmp_path: Path, name: str, packed: bool) -> None:
     assert data.x_train.shape == (20, 1, 28, 28) and data.num_classes == 10 and len(data.class_names) == 10
     assert np.array_equal((data.x_train[:, 0] * 255).round().numpy(), files["train-images-idx3-ubyte"])
     assert data.y_test is not None and data.y_test.tolist() == list(range(10))
+    assert data.flips is (name == "fashion-mnist"), "a mirrored 3 is no 3"
 
 
 def test_idx_is_found_in_the_usual_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +339,7 @@ def test_cifar(tmp_path: Path, hundred: bool, packed: bool, write: Callable[[dic
         data = load(name, path=str(path), standardise=False)
         assert data.x_train.shape == ((200 if hundred else 100), 3, 32, 32)
         assert data.num_classes == (100 if hundred else 10) == len(data.class_names)
-        assert data.class_names[3] == ("c3" if hundred else "n3")
+        assert data.class_names[3] == ("c3" if hundred else "n3") and data.flips is True
         assert data.y_test is not None and data.y_test.tolist() == list(range(data.num_classes))
     # the first 1,024 bytes of a row are the red channel
     rng = np.random.default_rng(1)
@@ -454,6 +457,8 @@ def test_npz(tmp_path: Path) -> None:
     assert data.x_test is None and data.class_names == ("a", "b", "c") and data.class_values == ()
     np.savez(file, x_train=x, y_train=y, class_values=np.array([0, 2, 10]))
     assert load(file).class_values == (0.0, 2.0, 10.0)
+    assert load(file).kind == "auto" and load(file, kind="csi").kind == "csi" and load(file).flips is None
+    assert "kind='sound'" in refusal(lambda: load(file, kind="sound"))
     np.savez(file, x_train=x, y_train=y, group_train=np.array(["ward", "clinic", "home"])[y])
     data = load(file)
     assert data.group_train is not None and data.group_names == ("clinic", "home", "ward")

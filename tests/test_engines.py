@@ -54,13 +54,18 @@ def finish(settings, engine):
     return federation.state, states, records
 
 
+def leaves(bundle):
+    """In one order, whatever order names were put in."""
+    return pytree.tree_leaves(pf.wire.decode(pf.wire.encode(bundle), "test"))
+
+
 def assert_same(settings, engine):
     server, states, records = finish(settings, LOOP)
     other_server, other_states, other_records = finish(settings, engine)
     assert states.keys() == other_states.keys()
     close = {"rtol": 1e-4, "atol": 1e-5}
     for client, (weights, optimiser, memory) in states.items():
-        kept, its_kept = (pytree.tree_leaves(m) for m in (memory, other_states[client][2]))
+        kept, its_kept = (leaves(m) for m in (memory, other_states[client][2]))
         for mine, its in zip(kept, its_kept, strict=True):
             torch.testing.assert_close(torch.as_tensor(its), torch.as_tensor(mine), **close)
         for name, value in weights.items():
@@ -70,7 +75,7 @@ def assert_same(settings, engine):
             torch.testing.assert_close(other_states[client][1][name], value, **close)
     for name, value in server.weights.items():
         torch.testing.assert_close(other_server.weights[name], value, **close)
-    for mine, its in zip(pytree.tree_leaves(server), pytree.tree_leaves(other_server), strict=True):
+    for mine, its in zip(leaves(server), leaves(other_server), strict=True):
         torch.testing.assert_close(torch.as_tensor(its), torch.as_tensor(mine), **close)
     for one, other in zip(records, other_records, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-4)

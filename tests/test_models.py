@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from protofed import models
 from protofed.errors import ProtofedError
 from protofed.models.base import adapt
-from protofed.models.resnet import BatchNorm2d
+from protofed.models.norm import BatchNorm2d
 
 
 @pytest.fixture(autouse=True)
@@ -405,6 +405,9 @@ def test_available_names_each_model_with_its_parameters() -> None:
         "mlp": 3072 * 128 + 128 + 128 * 64 + 64 + 650,
         "mobilenetv2": 3_504_872 - 990 * 1281,
         "resnet18": 11_173_962,
+        "resnet8": 6_563_520,
+        "resnet9": 6_568_640,
+        "wideresnet": 1_467_610,
         **convnets,
     }
     found = models.available()

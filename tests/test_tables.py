@@ -100,6 +100,88 @@ def test_default_columns_grow_with_what_was_measured():
     assert default_columns([numbers]) == [*both, "f1_head", "f1_prototype", "mae_head", "mae_prototype", *costs]
 
 
+def by_head(seed, head, prototype, **more):
+    return summary(seed, head, prototype, accuracy=head, **more)
+
+
+def by_prototype(seed, head, prototype, **more):
+    return summary(seed, head, prototype, accuracy=prototype, **more)
+
+
+def without_head(seed, prototype):
+    """As a method that trains no head leaves it: the keys are missing."""
+    made = by_prototype(seed, 0.0, prototype)
+    for part in ("last_round", "last_five"):
+        made[part] = {key: value for key, value in made[part].items() if "head" not in key}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("runs", "shown"),
+    [
+        ([by_head(1, 0.5, 0.6), by_head(1, 0.7, 0.6)], False),
+        ([by_prototype(1, 0.5, 0.6), by_prototype(1, 0.7, 0.6)], False),
+        ([by_head(1, 0.5, 0.6), by_prototype(1, 0.7, 0.6)], True),
+        ([by_head(1, 0.5, 0.5), by_prototype(1, 0.7, 0.6)], False),  # both are equal there: the column says nothing new
+        ([by_head(1, 0.5, 0.6), summary(1, 0.7, 0.6)], False),  # an older run
+        ([summary(1, 0.7, 0.6), summary(1, 0.7, 0.6)], False),
+        ([by_head(1, 0.5, 0.6), summary(1, 0.7, 0.6, accuracy=None)], False),
+        ([by_head(1, 0.5, 0.6), without_head(1, 0.6)], True),
+        ([without_head(1, 0.5), without_head(1, 0.6)], False),
+        ([summary(1, 0.5, 0.6, accuracy=0.9)], True),  # a way that neither column shows
+        ([], False),
+    ],
+)
+def test_the_own_way_is_a_column_where_it_is_not_the_same_for_all(runs, shown):
+    columns = default_columns(runs)
+    assert columns[: 2 + shown] == ["accuracy"] * shown + ["accuracy_head", "accuracy_prototype"]
+    assert columns.count("accuracy") == shown
+
+
+def test_a_table_of_different_own_ways():
+    head = Row("fedavg", "fedavg", {}, [by_head(1, 0.75, 0.5), by_head(2, 0.5, 0.25)])
+    other = Row("fedpagr", "fedpagr", {}, [by_prototype(1, 0.25, 0.5), by_prototype(2, 0.25, 0.5)])
+    bare = Row("protofssl", "protofssl", {}, [without_head(1, 0.75), without_head(2, 0.75)])
+    header, cells = comparison_cells([head, other, bare])
+    assert header[:4] == ["method", "accuracy", "head", "prototype"]
+    assert [[(c.text, c.mark) for c in line[1:4]] for line in cells] == [
+        [("62.50 ± 17.68", "second"), ("62.50 ± 17.68", "best"), ("37.50 ± 17.68", "")],
+        [("50.00 ± 0.00", ""), ("25.00 ± 0.00", "second"), ("50.00 ± 0.00", "second")],
+        [("75.00 ± 0.00", "best"), ("–", ""), ("75.00 ± 0.00", "best")],
+    ]
+    assert notes([head, other, bare]) == ["accuracy: by head or by prototype, as the method's paper predicts"]
+    assert "| protofssl | **75.00 ± 0.00** | – | **75.00 ± 0.00** |" in comparison_markdown([head, other, bare])
+    assert r"\textbf{75.00 $\pm$ 0.00} & -- &" in comparison_latex([head, other, bare])
+
+
+def test_a_head_that_is_missing_is_neither_ranked_nor_tested():
+    bare = Row("bare", "bare", {}, [without_head(seed, 0.9 + seed / 100) for seed in (1, 2, 3)])
+    one = Row("one", "one", {}, [by_head(seed, 0.5 + seed / 10, 0.5) for seed in (1, 2, 3)])
+    assert marks([bare, one], "head") == {"bare": "", "one": ""}  # one alone has no rank
+    assert significance([bare, one], ["head"]) == []
+    two = Row("two", "two", {}, [by_head(seed, 0.4 + seed / 20, 0.5) for seed in (1, 2, 3)])
+    assert marks([bare, one, two], "head") == {"bare": "", "one": "best", "two": "second"}
+    assert [line.split(",")[0] for line in significance([bare, one, two], ["head"])] == ["head: one vs two"]
+    assert notes([bare], ["head"]) == ["accuracy_head: no run has measured it"]
+
+
+def test_csv_and_a_runs_table_without_a_head():
+    rows = [Row("bare", "bare", {}, [without_head(1, 0.75)]), Row("one", "one", {}, [by_head(1, 0.5, 0.25)])]
+    lines = list(csv.DictReader(io.StringIO(results_csv(rows))))
+    assert [(r["accuracy"], r["accuracy_head"], r["accuracy_prototype"]) for r in lines] == [
+        ("0.75", "", "0.75"),
+        ("0.5", "0.5", "0.25"),
+    ]
+    text = plain(summary_table(without_head(1, 0.75)))
+    assert "–" in text and "75.00 ± 20.00" in text
+
+
+def test_a_label_makes_it_a_table_of_variants():
+    assert comparison_cells([Row("upper bound", "fedavg", {}, [summary(1, 0.5)])], ["head"])[0][0] == "variant"
+    assert comparison_cells([Row("fedavg", "fedavg", {"lr": 1}, [summary(1, 0.5)])], ["head"])[0][0] == "variant"
+    assert comparison_cells([Row("fedavg", "fedavg", {}, [summary(1, 0.5)])], ["head"])[0][0] == "method"
+
+
 def test_runs_that_did_not_measure_a_column_are_passed_over():
     old, new = row("old", [0.5, 0.6]), row("new", [0.5, 0.6], weighted_head=0.25)
     null = row("null", [0.5, 0.6], weighted_head=None)
@@ -112,6 +194,7 @@ def test_runs_that_did_not_measure_a_column_are_passed_over():
 @pytest.mark.parametrize(
     ("name", "key", "title"),
     [
+        ("accuracy", "accuracy", "accuracy"),
         ("head", "accuracy_head", "head"),
         ("prototype@cnn", "accuracy_prototype@cnn", "prototype @ cnn"),
         ("accuracy_head@mlp?embedding=32", "accuracy_head@mlp?embedding=32", "head @ mlp?embedding=32"),
@@ -129,7 +212,12 @@ def test_names_of_columns(name, key, title):
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("weigthed_head", "did you mean 'weighted_head'"), ("", "Known: accuracy_head"), ("f1", "f1_head"), ("head@", "")],
+    [
+        ("weigthed_head", "did you mean 'weighted_head'"),
+        ("", "Known: accuracy, accuracy_head"),
+        ("f1", "f1_head"),
+        ("head@", ""),
+    ],
 )
 def test_a_wrong_column_is_one_line(name, hint):
     with pytest.raises(ProtofedError) as error:

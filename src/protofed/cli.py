@@ -24,6 +24,7 @@ from .experiment.compare import (
     compare_grid,
     is_comparison,
     parse_axes,
+    parse_words,
     read_comparison,
     read_rows,
     resume_comparison,
@@ -56,6 +57,9 @@ data_app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 Pairs = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for instance rounds=20 lr=0.05")]
+Words = Annotated[
+    list[str] | None, typer.Argument(metavar="[[LABEL=]METHOD[?key=value&...]]... [key=value...]", show_default=False)
+]
 Config = Annotated[
     list[Path] | None,
     typer.Option("--config", "-c", help="Settings in a TOML file; later files and key=value override it."),
@@ -145,15 +149,10 @@ def parse_columns(text: str | None) -> list[str] | None:
     return [parse_column(name).key for name in names]
 
 
-def _words(words: list[str] | None) -> tuple[list[str], dict[str, Any]]:
-    """Methods, and settings."""
-    words = words or []
-    return [w for w in words if "=" not in w], parse_pairs(w for w in words if "=" in w)
-
-
 @app.command()
 def compare(
-    methods_and_settings: Annotated[list[str], typer.Argument(metavar="METHOD... [key=value...]")],
+    methods_and_settings: Words = None,
+    no_local: Annotated[bool, typer.Option("--no-local", help="Leave Local out.")] = False,
     seeds: Seeds = "3",
     config: Config = None,
     out: Out = None,
@@ -161,17 +160,20 @@ def compare(
     columns: Columns = None,
     load: Load = None,
 ) -> None:
-    """Compare methods under the same settings and seeds; Local is always among them."""
+    """Compare methods under the same settings and seeds, Local among them: `protofed compare fedavg fedsap rounds=20`.
+
+    A method may have a label and settings of its own: `"upper bound=fedavg?labels=all&lr=0.1"`.
+    """
     _load(load)
-    names, given = _words(methods_and_settings)
+    names, given = parse_words(methods_and_settings or ())
     numbers, shown = parse_seeds(seeds), parse_columns(columns)
-    grid = compare_grid(names, seeds=numbers, config=config, columns=shown, given=given)
+    grid = compare_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
     _run_grid(grid, out or _fresh("compare"), jobs)
 
 
 @app.command()
 def sweep(
-    methods_and_settings: Annotated[list[str] | None, typer.Argument(metavar="[METHOD]... [key=value...]")] = None,
+    methods_and_settings: Words = None,
     over: Annotated[list[str] | None, typer.Option(help="An axis, key=v1,v2,v3; several make a product.")] = None,
     seeds: Seeds = "3",
     config: Config = None,
@@ -182,7 +184,7 @@ def sweep(
 ) -> None:
     """Run methods over values of settings: `protofed sweep fedsap --over scale=8,16,32 --over lr=0.01,0.05`."""
     _load(load)
-    names, given = _words(methods_and_settings)
+    names, given = parse_words(methods_and_settings or ())
     axes, numbers, shown = parse_axes(over or []), parse_seeds(seeds), parse_columns(columns)
     grid = sweep_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
     _run_grid(grid, out or _fresh("sweep"), jobs)

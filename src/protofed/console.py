@@ -88,8 +88,8 @@ class RunWatch:
 
     def __call__(self, record: Record, rounds: int) -> None:
         if record.metrics:
-            head, bank = record.metrics["accuracy_head"], record.metrics["accuracy_prototype"]
-            self.accuracy = f"head {head:6.2%}  prototype {bank:6.2%}  "
+            head, bank = record.metrics.get("accuracy_head"), record.metrics["accuracy_prototype"]
+            self.accuracy = ("" if head is None else f"head {head:6.2%}  ") + f"prototype {bank:6.2%}  "
         note = f"{self.accuracy}loss {record.loss:.4f}"
         if self.progress is not None:
             self.progress.update(self.task, total=rounds, completed=record.round, note=note)

@@ -139,6 +139,23 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
     return power / torch.where(total > 0, total, 1.0)
 
 
+# --- pseudo-labels ---------------------------------------------------------------------------------------------------
+def pseudo_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Cross-entropy with pseudo-labels, summed over the accepted samples and divided by all: FixMatch; Fed-ARPL Eq. 1."""
+    logits, weight = _samples(logits, weight)
+    total = weight.sum()
+    value = -_pick(logits.log_softmax(-1), label) * accepted.to(logits.dtype)
+    return (weight * value).sum() / torch.where(total > 0, total, 1.0)
+
+
+def divergence(target: Tensor, logits: Tensor, accepted: Tensor, weight: Tensor | None = None) -> Tensor:
+    """KL(target ‖ softmax(logits)), `target [n, C]` probabilities, averaged like `pseudo_cross_entropy` (FedMatch)."""
+    logits, weight = _samples(logits, weight)
+    total = weight.sum()
+    value = torch.xlogy(target, target).sum(-1) - (target * logits.log_softmax(-1)).sum(-1)
+    return (weight * value * accepted.to(logits.dtype)).sum() / torch.where(total > 0, total, 1.0)
+
+
 # --- contrast within the batch, and soft labels -----------------------------------------------------------------------
 def supervised_contrast(
     z: Tensor, y: Tensor, bank: PrototypeBank, temperature: float = 0.5, weight: Tensor | None = None

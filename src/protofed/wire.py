@@ -125,7 +125,7 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
         if expected is not None:
             for name, shape in shapes.items():
                 expected.check_shape(name, shape, source)
-        body = load(message)
+        body = dict(sorted(load(message).items()))  # it comes in any order
         sent = sum(v.numel() for k, v in body.items() if k.startswith("bank:"))
         unfolded = sum(math.prod(shape[:-1]) * (shape[-1] + 1) for shape in shapes.values())  # means and counts
         limit = max(UNFOLDED, 1024 * sent)

@@ -6,7 +6,18 @@ federated = federate(data, partitions.make("dirichlet", {"alpha": 0.1}), clients
 
 from __future__ import annotations
 
-from . import cifar, csi, csi_sim, idx, mimic, own, text, tiny_imagenet  # their sources register themselves
+from . import (
+    cifar,
+    csi,
+    csi_sim,
+    idx,
+    mimic,
+    own,
+    stl10,
+    svhn,
+    text,
+    tiny_imagenet,
+)  # their sources register themselves
 from .federate import federate
 from .partitions import Partition, partitions
 from .picture import counts_table, draw_counts
@@ -34,6 +45,8 @@ __all__ = [
     "own",
     "partitions",
     "sources",
+    "stl10",
+    "svhn",
     "text",
     "tiny_imagenet",
 ]

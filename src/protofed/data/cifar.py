@@ -122,7 +122,9 @@ class CifarSource(DataSource):
             listed_names = read_batch(content[self.meta[0]], f"{where}/{self.meta[0]}").get(self.meta[1])
             if isinstance(listed_names, list) and len(listed_names) == self.classes:
                 names = tuple(map(_text, listed_names))
-        return Dataset.from_arrays(*train, *test, num_classes=self.classes, class_names=names, name=self.name)
+        return Dataset.from_arrays(
+            *train, *test, num_classes=self.classes, class_names=names, name=self.name, flips=True
+        )
 
     def part(self, names: tuple[str, ...], where: Path, content: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
         images, labels = [], []

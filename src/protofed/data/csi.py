@@ -110,6 +110,7 @@ class CSI(DataSource):
             class_names=tuple(map(str, range(classes))),
             class_values=tuple(map(float, range(classes))),
             name=path.name,
+            kind="csi",
         )
 
     def is_test(self, capture: Capture, captures: list[Capture], manifest: Path) -> bool:

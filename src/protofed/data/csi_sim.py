@@ -118,6 +118,7 @@ class CSISimulation(DataSource):
             name=self.name,
             class_values=tuple(map(float, range(self.people + 1))),
             group_names=tuple(room.name for room in ROOMS[: self.rooms]),
+            kind="csi",
         )
 
     @property

@@ -74,6 +74,7 @@ class IdxSource(DataSource):
     inside: ClassVar[tuple[str, ...]] = ()
     """Folders below each place that other tools put the files into."""
     advice: ClassVar[str] = ""
+    flips: ClassVar[bool] = False
 
     path: str | None = None
 
@@ -93,7 +94,14 @@ class IdxSource(DataSource):
         x_test, y_test = self.arrays("test", folder)
         names = self.names()
         return Dataset.from_arrays(
-            x_train, y_train, x_test, y_test, num_classes=len(names), class_names=names, name=self.name
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            num_classes=len(names),
+            class_names=names,
+            name=self.name,
+            flips=self.flips,
         )
 
     def folder(self) -> Path:
@@ -122,6 +130,7 @@ class FashionMNIST(IdxSource):
 
     known: ClassVar[tuple[str, ...]] = ("/usr/share/datasets/fashion-mnist",)
     inside: ClassVar[tuple[str, ...]] = ("FashionMNIST/raw", "raw")
+    flips: ClassVar[bool] = True
     advice: ClassVar[str] = (
         "on Debian and Ubuntu: apt-get install dataset-fashion-mnist; or name the folder of its four idx files with path="
     )

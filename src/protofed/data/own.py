@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ProtofedError
 from .sources import DataSource, first_line, listed, register
-from .types import Dataset
+from .types import Dataset, Kind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,6 +27,8 @@ class Npz(DataSource):
     `class_values` (what each class means as a number)."""
 
     path: str
+    kind: Kind = "auto"
+    """What a sample is, where its shape does not say: `csi` for windows that look like grey images."""
 
     def read(self) -> Dataset:
         file = Path(self.path).expanduser()
@@ -50,7 +52,7 @@ class Npz(DataSource):
             values = tuple(map(float, arrays.pop("class_values", ())))
         except (TypeError, ValueError):
             raise ProtofedError(f"{file}: class_values must be one number for each class") from None
-        return Dataset.from_arrays(**arrays, class_names=names, class_values=values, name=file.name)
+        return Dataset.from_arrays(**arrays, class_names=names, class_values=values, name=file.name, kind=self.kind)
 
 
 @register("folder")

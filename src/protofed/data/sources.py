@@ -118,13 +118,18 @@ def _shaped(data: Dataset, resize: int | None, channels: int | None) -> Dataset:
     if channels not in (None, own) and (own, channels) != (1, 3):
         raise ProtofedError(f"{data.name}: image_channels={channels}, but its images have {own}; only 1 can become 3")
 
-    def shaped(x: Tensor) -> Tensor:
-        if resize is not None and x.shape[2:] != (resize, resize):
-            pieces = (interpolate(p, (resize, resize), mode="bilinear", antialias=True) for p in x.split(1024))
-            x = torch.cat(list(pieces))
-        return x if channels in (None, own) else x.repeat(1, 3, 1, 1)
+    def shaped(x: Tensor | None) -> Tensor | None:
+        if x is not None and resize is not None and x.shape[2:] != (resize, resize):
+            x = torch.cat([resized(piece, resize) for piece in x.split(1024)])
+        return x if x is None or channels in (None, own) else x.repeat(1, 3, 1, 1)
 
-    return replace(data, x_train=shaped(data.x_train), x_test=None if data.x_test is None else shaped(data.x_test))
+    changes: dict[str, Any] = {part: shaped(getattr(data, part)) for part in ("x_train", "x_test", "x_unlabelled")}
+    return replace(data, **changes)
+
+
+def resized(x: Tensor, side: int) -> Tensor:
+    """Images `[n, c, h, w]` brought to so many pixels in height and width."""
+    return interpolate(x, (side, side), mode="bilinear", antialias=True)
 
 
 def places(name: str, path: str | None, *known: str) -> list[Path]:
@@ -157,4 +162,4 @@ class Digits(DataSource):
         x, y = (bunch.images / 16.0)[:, None], bunch.target
         held = hold_out(y, 0.2, numpy_stream(0, "digits"))
         names = tuple("0123456789")
-        return Dataset.from_arrays(x[~held], y[~held], x[held], y[held], class_names=names, name="digits")
+        return Dataset.from_arrays(x[~held], y[~held], x[held], y[held], class_names=names, name="digits", flips=False)

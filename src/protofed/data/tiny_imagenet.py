@@ -48,7 +48,7 @@ class TinyImageNet(DataSource):
                 files, labels = [files[i] for i in chosen], labels[chosen]
             parts += [_pictures(files, self.size), labels]
         names = tuple(words.get(i, i).split(",")[0].strip() for i in ids)
-        return Dataset.from_arrays(*parts, class_names=names, name=self.name)
+        return Dataset.from_arrays(*parts, class_names=names, name=self.name, flips=True)
 
     def root(self) -> Path:
         looked = places(self.name, self.path)

@@ -7,13 +7,17 @@ clients cost a thousand index lists.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ProtofedError
+from .augment import Augmentation
+
+Kind = Literal["auto", "image", "csi", "features", "tokens"]
+UNKNOWN = -1  # in the place of a label that nobody may read, or that nobody knows
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,10 @@ class Dataset:
     people), where it does; errors are then measured in it too. `group_train` and `group_test` are optional natural
     client ids (writer, room, patient), one integer a sample, and `group_names` what to call them.
     A data set may come without a test part (`x_test=None`); one is then held out from the training part.
+
+    `x_unlabelled` are further samples whose class nobody knows. `mean` and `std` undo the standardisation, one number a
+    channel (images) or feature (flat samples); none where the values are as they were. `kind` says what a sample is where
+    its shape does not, and `flips` whether its mirror image is of the same class; none: not known.
     """
 
     x_train: Tensor
@@ -37,6 +45,11 @@ class Dataset:
     name: str = "in-memory"
     class_values: tuple[float, ...] = ()
     group_names: tuple[str, ...] = ()
+    x_unlabelled: Tensor | None = None
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    kind: Kind = "auto"
+    flips: bool | None = None
 
     @classmethod
     def from_arrays(
@@ -52,6 +65,9 @@ class Dataset:
         class_names: tuple[str, ...] = (),
         name: str = "in-memory",
         class_values: tuple[float, ...] = (),
+        x_unlabelled: np.ndarray | Tensor | None = None,
+        kind: Kind = "auto",
+        flips: bool | None = None,
     ) -> Dataset:
         """Check and convert a person's own arrays.
 
@@ -75,6 +91,9 @@ class Dataset:
             name,
             tuple(class_values),
             group_names,
+            None if x_unlabelled is None else _features(x_unlabelled, f"{name}: x_unlabelled"),
+            kind=kind,
+            flips=flips,
         )
         data.check()
         return data
@@ -92,9 +111,10 @@ class Dataset:
         parts = [("train", self.x_train, self.y_train, self.group_train)]
         if self.x_test is not None and self.y_test is not None:
             parts.append(("test", self.x_test, self.y_test, self.group_test))
-            if self.x_test.shape[1:] != self.x_train.shape[1:]:
+        for part, other in (("a test", self.x_test), ("an unlabelled", self.x_unlabelled)):
+            if other is not None and other.shape[1:] != self.x_train.shape[1:]:
                 raise ProtofedError(
-                    f"{self.name}: a test sample has shape {tuple(self.x_test.shape[1:])}, "
+                    f"{self.name}: {part} sample has shape {tuple(other.shape[1:])}, "
                     f"a training sample {tuple(self.x_train.shape[1:])}; they must be the same"
                 )
         for part, x, y, group in parts:
@@ -110,8 +130,9 @@ class Dataset:
                 raise ProtofedError(
                     f"{self.name}: {part} labels run from {low} to {high}; expected 0 to {self.num_classes - 1}"
                 )
-            if not bool(torch.isfinite(x).all()):
-                raise ProtofedError(f"{self.name}: the {part} samples hold NaN or infinity")
+            _check_finite(x, f"{self.name}: the {part} samples")
+        if self.x_unlabelled is not None:
+            _check_finite(self.x_unlabelled, f"{self.name}: the unlabelled samples")
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -125,8 +146,23 @@ class Dataset:
         mean = self.x_train.mean(axes, keepdim=True)
         std = self.x_train.std(axes, correction=0, keepdim=True)
         std = torch.where(std > 1e-6, std, torch.ones_like(std))
-        test = None if self.x_test is None else (self.x_test - mean) / std
-        return replace(self, x_train=(self.x_train - mean) / std, x_test=test)
+        test, unlabelled = (None if x is None else (x - mean).div_(std) for x in (self.x_test, self.x_unlabelled))
+        whole_mean, whole_std = mean.flatten(), std.flatten()
+        if self.mean is not None and self.std is not None:  # of both standardisations together
+            whole_mean, whole_std = self.mean + self.std * whole_mean, self.std * whole_std
+        return replace(
+            self,
+            x_train=(self.x_train - mean).div_(std),
+            x_test=test,
+            x_unlabelled=unlabelled,
+            mean=whole_mean,
+            std=whole_std,
+        )
+
+
+def _check_finite(x: Tensor, what: str) -> None:
+    if not bool(torch.isfinite(x).all()):
+        raise ProtofedError(f"{what} hold NaN or infinity")
 
 
 def _labels(y: np.ndarray | Tensor, what: str) -> np.ndarray:
@@ -173,7 +209,7 @@ def _groups(
 
 @dataclass(frozen=True)
 class Samples:
-    """Labelled samples: rows `index` of the shared tensors `x`, `y`."""
+    """Labelled samples: rows `index` of the shared tensors `x`, `y`; other rows of `y` may be `UNKNOWN`."""
 
     x: Tensor
     y: Tensor
@@ -214,14 +250,17 @@ class ClientData:
 
     labelled: Samples
     test: Samples
-    classes: Tensor  # bool [C]: the classes in its training data
+    classes: Tensor  # bool [C]: the classes in the training data it was dealt
     unlabelled: Unlabelled | None = None
     validation: Samples | None = None
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Everything a federation reads. `held_back` (the unlabelled samples' labels) is for measuring only."""
+    """Everything a federation reads. `held_back` (the unlabelled samples' labels) is for measuring only.
+
+    A label held back is `UNKNOWN` where the data set has none. `mean`, `std`, `kind` and `flips` are the data set's.
+    """
 
     clients: list[ClientData]
     num_classes: int
@@ -233,6 +272,11 @@ class FederatedData:
     name: str = ""
     class_values: tuple[float, ...] = ()
     client_names: tuple[str, ...] = ()
+    mean: Tensor | None = None
+    std: Tensor | None = None
+    kind: Kind = "auto"
+    flips: bool | None = None
+    augmentation: Augmentation | None = None
 
     def to(self, device: torch.device | str) -> FederatedData:
         """The data on a device; tensors that clients share stay shared."""
@@ -252,11 +296,12 @@ class FederatedData:
     def class_counts(self, unlabelled: bool = False) -> Tensor:
         """Clients × classes: how many labelled training samples each holds, and on request the unlabelled too.
 
-        The true classes of unlabelled samples come from `held_back`, so that count is for a person to look at.
+        The true classes of unlabelled samples come from `held_back`, so that count is for a person to look at. Samples
+        whose class is `UNKNOWN` are not counted.
         """
         counts = torch.stack([torch.bincount(c.labelled.labels, minlength=self.num_classes) for c in self.clients])
         if unlabelled:
             for client, labels in enumerate(self.held_back):
                 if labels is not None:
-                    counts[client] += torch.bincount(labels, minlength=self.num_classes)
+                    counts[client] += torch.bincount(labels[labels != UNKNOWN], minlength=self.num_classes)
         return counts

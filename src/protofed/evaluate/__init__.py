@@ -1,11 +1,12 @@
 """Measures of a federation: accuracy, F1, MAE, ensembles, and the geometry of the embedding space."""
 
-from .accuracy import Confusion, Scores, ensemble, score_client, summarise, vote
+from .accuracy import Confusion, Scores, Snapshot, ensemble, score_client, summarise, vote
 from .geometry import feature_space_separation, silhouette
 
 __all__ = [
     "Confusion",
     "Scores",
+    "Snapshot",
     "ensemble",
     "feature_space_separation",
     "score_client",

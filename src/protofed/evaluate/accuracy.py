@@ -56,13 +56,31 @@ class Confusion:
         return float((np.abs(number[predicted] - number[true]) * count).sum() / count.sum())
 
 
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """Some of a client's test embeddings, and the prototypes they are compared with (one bank, or a stack of them)."""
+
+    z: np.ndarray
+    y: np.ndarray
+    prototypes: np.ndarray
+    known: np.ndarray
+
+    @classmethod
+    def of(cls, z: Tensor, y: Tensor, bank: PrototypeBank) -> Snapshot:
+        arrays = (z.to(torch.float16), y, bank.means.to(torch.float32), bank.known)
+        return cls(*(t.cpu().numpy() for t in arrays))
+
+
 @dataclass(frozen=True)
 class Scores:
-    """One client's predictions. `votes` are its class probabilities on the shared test set, by head and by prototype."""
+    """One client's predictions. `votes` are its class probabilities on the shared test set, by head and by prototype;
+    `silhouette` and `snapshot` describe its embedding space, where that was asked for."""
 
     by_head: Confusion
     by_prototype: Confusion
     votes: np.ndarray | None = field(default=None, compare=False)
+    silhouette: float | None = None
+    snapshot: Snapshot | None = field(default=None, compare=False)
 
     @property
     def head(self) -> int:
@@ -98,14 +116,22 @@ def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: Score
 
 
 def summarise(
-    scores: Sequence[Scores], values: Sequence[float] = (), architectures: Sequence[str] = ()
+    scores: Sequence[Scores],
+    values: Sequence[float] = (),
+    architectures: Sequence[str] = (),
+    own: str = "head",
+    kinds: Sequence[str] = KINDS,
 ) -> dict[str, float]:
     """Means over clients, every client counting the same but in `weighted`, where every test sample does.
 
     `values` are the numbers classes stand for; `architectures` names each client's, for a mean over those that share it.
+    `own` is the method's own way to predict, which `accuracy` is by; `kinds` the ways that mean something.
     """
-    result: dict[str, float] = {}
-    for kind in KINDS:
+    result: dict[str, float] = {"accuracy": float(np.mean([getattr(s, f"accuracy_{own}") for s in scores]))}
+    shaped = [s.silhouette for s in scores if s.silhouette is not None and np.isfinite(s.silhouette)]
+    if shaped:
+        result["silhouette"] = float(np.mean(shaped))
+    for kind in kinds:
         confusions: list[Confusion] = [getattr(s, f"by_{kind}") for s in scores]
         each = np.array([c.correct / c.samples for c in confusions])
         result[f"accuracy_{kind}"] = float(each.mean())

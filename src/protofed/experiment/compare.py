@@ -1,7 +1,7 @@
 """A comparison: variants × seeds, each cell a run of its own with its own folder, as many at a time as there are cores.
 
-A variant is a method and the settings in which it differs from the others. `compare` has one variant for each method;
-`sweep` has the product of methods and axes, an axis being a key with the values it takes.
+A variant is a method and the settings in which it differs from the others, written `[LABEL=]METHOD[?key=value&…]`.
+`compare` has those that are listed; `sweep` has their product with axes, an axis being a key with the values it takes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .. import methods
 from ..data import Dataset
-from ..errors import ProtofedError
+from ..errors import ProtofedError, unknown
 from ..federation import Record, scale
 from ..federation.checkpoint import write_atomically
 from ..federation.choose import cores
 from ..report import Row, comparison_latex, comparison_markdown, parse_column, results_csv, written
 from .folder import RunFolder, make_folder
 from .run import Result, load_result, resume, run
-from .settings import REGISTRIES, General, Settings, combine, parse_pairs, read_toml, resolve
+from .settings import REGISTRIES, AutoModel, General, Settings, combine, parse_pairs, read_toml, resolve
 
 FILE = "comparison.json"
 LONGEST = 100  # characters of a variant's folder name: paths have limits
@@ -49,6 +49,8 @@ class Progress:
     rounds: int
     loss: float | None
     accuracy: float | None
+    by: Literal["head", "accuracy"] = "head"
+    """What the accuracy is: by the head, or in the method's own way where it trains none."""
 
 
 Watch = Callable[[Progress], None]
@@ -90,7 +92,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results by label of the variant (in a comparison: the method), one per seed."""
+    """Results by label of the variant, one per seed."""
 
     results: dict[str, list[Result]]
     folder: Path | None = None
@@ -106,14 +108,10 @@ class Comparison:
         return [Row(v.label, v.method, v.settings, summaries[v.label]) for v in self.variants]
 
 
-def with_local(names: Iterable[str]) -> list[str]:
-    """The methods by their registered names, each once, and Local always beside them."""
-    return list(dict.fromkeys(["local", *(methods.registry[name].name for name in names)]))
-
-
 def compare(
-    names: Sequence[str],
+    names: Sequence[str] = (),
     *,
+    local: bool = True,
     seeds: Sequence[int] | int = 3,
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -122,8 +120,12 @@ def compare(
     columns: Sequence[str] | None = None,
     **given: Any,
 ) -> Comparison:
-    """Run every method with every seed under the same settings. `seeds=3` means three from `seed` on."""
-    grid = compare_grid(names, seeds=seeds, config=config, columns=columns, given=given)
+    """Run every method with every seed under the same settings. `seeds=3` means three from `seed` on.
+
+    A method may have a label and settings of its own: `compare(["fedavg", "upper bound=fedavg?labels=all"])`. Local is
+    run beside them unless `local=False`.
+    """
+    grid = compare_grid(names, local=local, seeds=seeds, config=config, columns=columns, given=given)
     return run_grid(grid, out=out, jobs=jobs, watch=watch)
 
 
@@ -162,14 +164,15 @@ class Layer:
 def compare_grid(
     names: Sequence[str],
     *,
+    local: bool = True,
     seeds: Sequence[int] | int,
     given: Mapping[str, Any],
     config: Files = None,
     columns: Sequence[str] | None = None,
 ) -> Grid:
-    chosen = with_local([names] if isinstance(names, str) else names)
-    files = [_layer(str(file), read_toml(file), {}, []) for file in _files(config)]
-    return _grid([*files, _layer("this call", given, {}, chosen)], seeds, columns)
+    names = [names] if isinstance(names, str) else names
+    files = [_read_layer(file, axes=False) for file in _files(config)]
+    return _grid([*files, _layer("this call", given, {}, names)], seeds, columns, local)
 
 
 def sweep_grid(
@@ -182,8 +185,8 @@ def sweep_grid(
     columns: Sequence[str] | None = None,
 ) -> Grid:
     names = [names] if isinstance(names, str) else names
-    files = [_read_layer(file) for file in _files(config)]
-    return _grid([*files, _layer("this call", given, over, names)], seeds, columns)
+    files = [_read_layer(file, axes=True) for file in _files(config)]
+    return _grid([*files, _layer("this call", given, over, names)], seeds, columns, local=False)
 
 
 def _files(config: Files) -> list[Path]:
@@ -192,14 +195,14 @@ def _files(config: Files) -> list[Path]:
     return [Path(config)] if isinstance(config, str | Path) else [Path(file) for file in config]
 
 
-def _read_layer(file: Path) -> Layer:
+def _read_layer(file: Path, *, axes: bool) -> Layer:
     given = read_toml(file)
-    axes, names = given.pop("sweep", {}), given.pop("methods", [])
-    if not isinstance(axes, dict):
-        raise ProtofedError(f"{file}: sweep={axes!r}: expected a table of axes, [sweep]")
+    over, names = given.pop("sweep", {}) if axes else {}, given.pop("methods", [])
+    if not isinstance(over, dict):
+        raise ProtofedError(f"{file}: sweep={over!r}: expected a table of axes, [sweep]")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ProtofedError(f"{file}: methods={names!r}: expected a list of names")
-    return _layer(str(file), given, axes, names)
+    return _layer(str(file), given, over, names)
 
 
 def _layer(where: str, given: Mapping[str, Any], over: Mapping[str, Any], names: Sequence[str]) -> Layer:
@@ -258,18 +261,18 @@ def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
             raise ProtofedError(f"--over {word!r}: expected key=value,value,…")
         if key in axes:
             raise ProtofedError(f"--over {key!r} is given twice; write all its values in one")
-        axes[key] = [_parse(key, part) for part in _split(word, text)] if text else []
+        axes[key] = [_parse(key, part) for part in _split(f"--over {word!r}", text)] if text else []
     return axes
 
 
 def _parse(key: str, text: str) -> Any:
     if text.startswith("[") and text.endswith("]"):
-        return [_parse(key, part) for part in _split(text, text[1:-1])] if text[1:-1].strip() else []
+        return [_parse(key, part) for part in _split(f"--over {text!r}", text[1:-1])] if text[1:-1].strip() else []
     return parse_pairs([f"{key}={text}"])[key]
 
 
-def _split(word: str, text: str) -> list[str]:
-    """At commas outside brackets and quotes."""
+def _split(where: str, text: str, at: str = ",") -> list[str]:
+    """At commas, or another sign, outside brackets and quotes."""
     parts, open_signs, quote = [""], 0, ""
     for sign in text:
         if quote:
@@ -278,16 +281,92 @@ def _split(word: str, text: str) -> list[str]:
             quote = sign
         else:
             open_signs += (sign in "[{") - (sign in "]}")
-        if sign == "," and not open_signs and not quote:
+        if sign == at and not open_signs and not quote:
             parts.append("")
         else:
             parts[-1] += sign
     if open_signs or quote:
-        raise ProtofedError(f"--over {word!r}: a bracket or quote is not closed")
+        raise ProtofedError(f"{where}: a bracket or quote is not closed")
     parts = [part.strip() for part in parts]
     if not all(parts):
-        raise ProtofedError(f"--over {word!r}: a value between commas is missing")
+        raise ProtofedError(f"{where}: there is nothing between two {at!r}, or at an end")
     return parts
+
+
+def parse_words(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
+    """Methods and settings of a command line. `x=fedavg` is a method with a label where no setting is called `x`."""
+    entries: list[str] = []
+    pairs: list[str] = []
+    for word in words:
+        (entries if _is_entry(word) else pairs).append(word)
+    return entries, parse_pairs(pairs)
+
+
+def _is_entry(word: str) -> bool:
+    before, asks, _ = word.partition("?")
+    key, equals, _ = before.partition("=")
+    name = before.rpartition("=")[2].strip()
+    if not equals or _is_key(key.strip()):
+        return not equals
+    if name not in methods.registry and (asks or " " in key.strip()):  # more than a misspelt key
+        raise ProtofedError(f"{word!r}: no setting is called {key!r}, and {unknown('method', name, methods.registry)}")
+    return name in methods.registry
+
+
+def _is_key(key: str) -> bool:
+    head, _, rest = key.partition(".")
+    known = {*General.model_fields, *REGISTRIES, "methods", "sweep"}
+    known |= {option for registry in REGISTRIES.values() for name in registry for option in registry.options(name)}
+    return head in known or (rest != "" and head in methods.registry)
+
+
+def parse_entries(texts: Iterable[str], *, local: bool) -> list[Variant]:
+    """`[LABEL=]METHOD[?key=value&key=value…]` each. What stands there twice counts once; Local comes before all.
+
+    Without a label it is the method's name, or all that was written where two would have the same.
+    """
+    entries = [_label_method_query(text) for text in texts]
+    if local and not any(label and method == "local" and not query for label, method, query in entries):
+        entries.insert(0, ("", "local", ""))
+    entries = list(dict.fromkeys(entries))
+    often = Counter(label or method for label, method, _ in entries)
+    variants = []
+    for label, method, query in entries:
+        written_out = f"{method}?{query}" if query else method
+        called = label or (method if often[method] == 1 else written_out)
+        folder = _safe(method) if called == method else _safer(called)
+        variants.append(Variant(called, method, _query(label or written_out, query), folder))
+    return variants
+
+
+def _label_method_query(text: str) -> tuple[str, str, str]:
+    before, asks, query = text.partition("?")
+    label, equals, name = before.rpartition("=")
+    label, query = " ".join(label.split()), query.strip()
+    if equals and not label:
+        raise ProtofedError(f"{text!r}: expected a label before '='")
+    if asks and not query:
+        raise ProtofedError(f"{text!r}: expected key=value after '?'")
+    if name.strip() not in methods.registry and (equals or asks):
+        raise ProtofedError(f"{text!r}: {unknown('method', name.strip(), methods.registry)}")
+    return label, methods.registry[name.strip()].name, query
+
+
+def _query(entry: str, query: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for pair in _split(repr(entry), query, "&") if query else ():
+        try:
+            [(key, value)] = parse_pairs([pair]).items()
+        except ProtofedError as error:
+            raise ProtofedError(f"{entry!r}: {error}") from None
+        if key in settings:
+            raise ProtofedError(f"{entry!r}: {key!r} is given twice")
+        settings[key] = value
+    for key in _plain(combine(settings, {})):
+        if key in ("method", "seed"):
+            what = "the method stands before '?'" if key == "method" else "seeds have their own option, seeds (--seeds)"
+            raise ProtofedError(f"{entry!r}: {key!r} cannot be given here: {what}")
+    return settings
 
 
 def _owner(key: str) -> tuple[str, str]:
@@ -326,7 +405,7 @@ def _refuse_same(where: str, settings: Iterable[str], axes: Mapping[str, Sequenc
             raise ProtofedError(f"{where}: the axes {one!r} and {other!r} set the same; leave one of them out")
 
 
-def _grid(layers: Sequence[Layer], seeds: Sequence[int] | int, columns: Sequence[str] | None) -> Grid:
+def _grid(layers: Sequence[Layer], seeds: Sequence[int] | int, columns: Sequence[str] | None, local: bool) -> Grid:
     if scale.asked_for():
         raise ProtofedError("a comparison spreads its runs over this host itself; start single runs with torchrun")
     for name in columns or ():
@@ -335,30 +414,32 @@ def _grid(layers: Sequence[Layer], seeds: Sequence[int] | int, columns: Sequence
     axes = {key: values for layer in layers for key, values in layer.axes.items()}
     words = next((layer.names for layer in reversed(layers) if layer.names), [])
     words = words or [layer.settings["method"] for layer in layers if "method" in layer.settings][-1:]
-    names = list(dict.fromkeys(methods.registry[name].name for name in words))
-    if not names:
+    if not words:
         raise ProtofedError("no method given; `protofed methods` lists them")
+    entries = parse_entries(words, local=local)
+    names = list(dict.fromkeys(entry.method for entry in entries))
     for key in axes:
         if not any(_speaks_to(key, name, names) for name in names):
             raise ProtofedError(f"axis {key!r} speaks to none of the methods: {', '.join(names)}")
-    choices = [
-        (name, dict(zip(spoken, values, strict=True)))
-        for name in names
-        for spoken in [[key for key in axes if _speaks_to(key, name, names)]]
-        for values in itertools.product(*(axes[key] for key in spoken))
-    ]
-    given = [_given(layers, name, chosen) for name, chosen in choices]
-    first = resolve(choices[0][0], given[0], also=names).general.seed
+    choices = []
+    for entry in entries:
+        spoken = {key: values for key, values in axes.items() if _speaks_to(key, entry.method, names)}
+        _refuse_same(repr(entry.label), _plain(combine(entry.settings, {})), spoken)
+        choices += [(entry, dict(zip(spoken, values, strict=True))) for values in itertools.product(*spoken.values())]
+    given = [_given(layers, entry, chosen) for entry, chosen in choices]
+    first = _resolve(choices[0][0], given[0], names).general.seed
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers or len(set(numbers)) < len(numbers):
         raise ProtofedError(f"a comparison needs at least one seed, each once; got {numbers}")
     variants = _variants(choices)
     cells = {
-        variant.cell(seed): resolve(variant.method, {**keys, "seed": seed}, also=names)
-        for variant, keys in zip(variants, given, strict=True)
+        variant.cell(seed): _resolve(entry, {**keys, "seed": seed}, names)
+        for variant, (entry, _), keys in zip(variants, choices, given, strict=True)
         for seed in numbers
     }
-    _refuse_equal(variants, [cells[variant.cell(numbers[0])] for variant in variants])
+    for entry in entries:
+        of_entry = [variant for variant, (origin, _) in zip(variants, choices, strict=True) if origin is entry]
+        _refuse_equal(of_entry, [cells[variant.cell(numbers[0])] for variant in of_entry])
     return Grid(variants, numbers, cells, None if columns is None else list(columns))
 
 
@@ -388,31 +469,67 @@ def _speaks_to(key: str, name: str, names: Sequence[str]) -> bool:
     return not any(head in methods.registry.options(other) for other in names)
 
 
-def _given(layers: Sequence[Layer], name: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """One variant's keys: layer over layer, an axis's value standing where its axis stands."""
+def _given(layers: Sequence[Layer], entry: Variant, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """One variant's keys: layer over layer, an axis's value standing where its axis stands, the entry's own on top."""
     given: dict[str, Any] = {}
     for layer in layers:
         axes = _plain(combine({key: value for key, value in chosen.items() if key in layer.axes}, {}))
-        given = _plain(combine(given, {**layer.settings, **axes}))
-        given = {**{k: v for k, v in given.items() if k not in axes}, **axes}  # of two spellings the last one counts
-        if "method" in given and methods.registry[given["method"]].name != name:
-            given = combine(given, {"method": name})  # the settings of a file's method are not this one's
-    return given
+        given = _last(_plain(combine(given, {**layer.settings, **axes})), axes)
+        if "method" in given and methods.registry[given["method"]].name != entry.method:
+            given = combine(given, {"method": entry.method})  # the settings of a file's method are not this one's
+    own = _plain(combine(entry.settings, {}))
+    return _last(_plain(combine(given, own)), own)
 
 
-def _variants(choices: Sequence[tuple[str, dict[str, Any]]]) -> list[Variant]:
-    labels = []
-    for name, chosen in choices:
+def _last(given: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    """Of two spellings of a key the last one counts."""
+    return {**{k: v for k, v in given.items() if k not in last}, **last}
+
+
+def _resolve(entry: Variant, given: Mapping[str, Any], names: Sequence[str]) -> Settings:
+    """An entry's settings. What is its own must speak to it: here no other method's key is passed over."""
+    if not entry.settings:
+        return resolve(entry.method, given, also=names)
+    try:
+        settings = resolve(entry.method, given, also=names)
+        for key in _plain(combine(entry.settings, {})):
+            _check_heard(key, settings)
+    except ProtofedError as error:
+        raise ProtofedError(f"{entry.label!r}: {error}") from None
+    return settings
+
+
+def _check_heard(key: str, settings: Settings) -> None:
+    owner, rest = _owner(key)
+    known = {*General.model_fields, *REGISTRIES}
+    for choice in (getattr(settings, kind) for kind in REGISTRIES):
+        if isinstance(choice, AutoModel):
+            known |= set(choice.options)
+        elif not isinstance(choice, Dataset):
+            known |= {f.name for f in dataclasses.fields(choice)}
+    to_another = owner not in ("", settings.method.name, *REGISTRIES)
+    if to_another or (not owner and rest.partition(".")[0] not in known):
+        raise unknown("setting", key, known)
+
+
+def _variants(choices: Sequence[tuple[Variant, dict[str, Any]]]) -> list[Variant]:
+    labels, plain = [], []
+    for entry, chosen in choices:
+        name = entry.method
         keys = {key: rest if owner in (name, "method") else key for key in chosen for owner, rest in [_owner(key)]}
-        labels.append(" ".join([name, *(f"{keys[key]}={_text(value)}" for key, value in chosen.items())]))
-    plain = [_safe(label) for label in labels]
+        values = [f"{keys[key]}={_text(value)}" for key, value in chosen.items()]
+        labels.append(" ".join([entry.label, *values]))
+        plain.append("-".join([entry.folder, *map(_safe, values)]))
+    twice = [label for label, count in Counter(labels).items() if count > 1]
+    if twice:
+        raise ProtofedError(f"two variants are called {twice[0]!r}; give each a label of its own: LABEL=METHOD")
     often = Counter(folder.lower() for folder in plain)  # some file systems do not tell A from a
     variants = []
-    for (name, chosen), label, folder in zip(choices, labels, plain, strict=True):
+    for (entry, chosen), label, folder in zip(choices, labels, plain, strict=True):
         if len(folder) > LONGEST or often[folder.lower()] > 1:
             folder = f"{folder[:LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:8]}"
-        settings = {key: value.name if isinstance(value, Dataset) else value for key, value in chosen.items()}
-        variants.append(Variant(label, name, settings, folder))
+        own = {key: value.name if isinstance(value, Dataset) else value for key, value in chosen.items()}
+        variants.append(Variant(label, entry.method, {**entry.settings, **own}, folder))
     return variants
 
 
@@ -421,8 +538,16 @@ def _safe(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=,+-]", "_", re.sub(r"[\[\]]", "", label).replace(" ", "-"))
 
 
+def _safer(label: str) -> str:
+    """Of a label a person has chosen, or of an entry: letters, digits, `-`, `_` and `.` alone, and not hidden."""
+    return re.sub(r"^[.-]|[^A-Za-z0-9._-]", "_", label.replace(" ", "-"))
+
+
 def _refuse_equal(variants: Sequence[Variant], resolved: Sequence[Settings]) -> None:
-    """Two variants that come to the same settings: a value is written in two ways (`1` and `1.0`)."""
+    """Two variants of an entry that come to the same settings: a value is written in two ways (`1` and `1.0`).
+
+    Entries may come to the same: an upper bound is listed as such, also where the others happen to meet it.
+    """
     seen: dict[str, str] = {}
     for variant, settings in zip(variants, resolved, strict=True):
         data = id(settings.data) if isinstance(settings.data, Dataset) else 0
@@ -545,7 +670,7 @@ def _run_cell(cell: str, settings: Settings, place: Path | None, watch: Watch | 
         nonlocal last
         last = record.round
         if watch is not None:
-            watch(Progress(cell, record.round, rounds, record.loss, record.metrics.get("accuracy_head")))
+            watch(Progress(cell, record.round, rounds, record.loss, *_shown(record.metrics)))
 
     try:
         if place is not None and (place / "summary.json").is_file():
@@ -558,8 +683,13 @@ def _run_cell(cell: str, settings: Settings, place: Path | None, watch: Watch | 
         raise ProtofedError(f"{cell}: {error}") from None
     rounds = settings.general.rounds
     if watch is not None and last < rounds:  # nothing was left to run
-        watch(Progress(cell, rounds, rounds, None, result.summary["last_round"]["accuracy_head"]))
+        watch(Progress(cell, rounds, rounds, None, *_shown(result.summary["last_round"])))
     return result
+
+
+def _shown(metrics: Mapping[str, Any]) -> tuple[float | None, Literal["head", "accuracy"]]:
+    head = metrics.get("accuracy_head")
+    return (metrics["accuracy"], "accuracy") if head is None and "accuracy" in metrics else (head, "head")
 
 
 _inherited: tuple[Any, dict[str, Settings], dict[str, Path | None]]

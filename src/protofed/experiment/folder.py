@@ -1,5 +1,5 @@
-"""The run folder: `settings.toml`, `metrics.jsonl`, `rounds.jsonl`, `clients.jsonl`, `confusion.json`, `summary.json`,
-`checkpoint/`.
+"""The run folder: `settings.toml`, `metrics.jsonl`, `rounds.jsonl`, `clients.jsonl`, `confusion.json`, `snapshots/`,
+`summary.json`, `checkpoint/`.
 
 | file | one object per | what is in it |
 | --- | --- | --- |
@@ -7,11 +7,13 @@
 | `rounds.jsonl` | round | who took part, who was dropped and why, loss terms, bytes by direction and kind |
 | `clients.jsonl` | evaluated round | each client's accuracy by head and by prototype, and its number of test samples |
 | `confusion.json` | run | at the last evaluation, how often each client took which class for which |
+| `snapshots/round-N.npz` | pictured round | some clients' test embeddings, and the prototypes they are compared with |
 | `summary.json` | run | last round, mean of the last five evaluations, best on validation where there is one, totals |
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import platform
@@ -31,7 +33,7 @@ from ..federation import Federation, Record
 from ..federation.checkpoint import write_atomically
 from .settings import Settings, read_toml
 
-MEASURES = ("accuracy_", "weighted_", "f1_", "mae_", "ensemble_")
+MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_")
 LAST = 5
 
 
@@ -111,9 +113,28 @@ class RunFolder:
         if record.scores is not None:
             self._append("metrics.jsonl", history.metrics[-1])
             self._append("clients.jsonl", client_row(record))
+            self._write_snapshot(record)
 
     def write_confusions(self, record: Record, data: FederatedData) -> None:
         write_atomically(self.path / "confusion.json", json.dumps(confusions(record, data)).encode())
+
+    def _write_snapshot(self, record: Record) -> None:
+        """Embeddings `z [n, d]` with class `y` and `client`, and the first client's prototypes."""
+        taken = [(c, s.snapshot) for c, s in enumerate(record.scores or []) if s.snapshot is not None]
+        if not taken:
+            return
+        first = taken[0][1]
+        content = {
+            "z": np.concatenate([s.z for _, s in taken]),
+            "y": np.concatenate([s.y for _, s in taken]),
+            "client": np.concatenate([np.full(len(s.y), c) for c, s in taken]),
+            "prototypes": first.prototypes,
+            "known": first.known,
+        }
+        memory = io.BytesIO()
+        np.savez_compressed(memory, **content)
+        (self.path / "snapshots").mkdir(exist_ok=True)
+        write_atomically(self.path / "snapshots" / f"round-{record.round:06d}.npz", memory.getvalue())
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
@@ -124,6 +145,9 @@ class RunFolder:
         for name in ("metrics.jsonl", "rounds.jsonl", "clients.jsonl"):
             kept = [row for row in self.rows(name) if row["round"] <= round]
             write_atomically(self.path / name, "".join(json.dumps(row) + "\n" for row in kept).encode())
+        for file in (self.path / "snapshots").glob("round-*.npz"):
+            if int(file.stem.removeprefix("round-")) > round:
+                file.unlink()
         return History(self.rows("rounds.jsonl"), self.rows("metrics.jsonl"))
 
     def finish(self, summary: dict[str, Any]) -> None:
@@ -163,6 +187,7 @@ def round_row(record: Record) -> dict[str, Any]:
         "dropped": {str(client): why for client, why in record.dropped.items()},
         "loss": record.loss,
         "terms": record.terms,
+        **({"measures": record.measures} if record.measures else {}),
         "up": {kind: record.up[kind] for kind in wire.KINDS},
         "down": {kind: record.down[kind] for kind in wire.KINDS},
         "seconds": round(record.seconds, 4),
@@ -184,9 +209,10 @@ def metrics_row(record: Record, dropped: int) -> dict[str, Any]:
 
 def client_row(record: Record) -> dict[str, Any]:
     scores = record.scores or []
+    head = {"accuracy_head": [s.accuracy_head for s in scores]} if "accuracy_head" in record.metrics else {}
     return {
         "round": record.round,
-        "accuracy_head": [s.accuracy_head for s in scores],
+        **head,
         "accuracy_prototype": [s.accuracy_prototype for s in scores],
         "samples": [s.samples for s in scores],
     }
@@ -196,7 +222,7 @@ def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
     """Who was taken for whom at the last evaluation, client by client."""
     names = data.client_names or tuple(f"client {c}" for c in range(len(data.clients)))
     rows = {
-        name: {kind: getattr(s, f"by_{kind}").rows.tolist() for kind in KINDS}
+        name: {k: getattr(s, f"by_{k}").rows.tolist() for k in KINDS if f"accuracy_{k}" in record.metrics}
         for name, s in zip(names, record.scores or [], strict=True)
     }
     return {
@@ -221,9 +247,13 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         "last_round": {k: rows[-1][k] for k in measured},
         "last_five": {k: sum(r[k] for r in last) / len(last) for k in measured},
     }
-    if "validation_head" in rows[-1]:
-        best = max(rows, key=lambda r: r["validation_head"])
-        summary["best_on_validation"] = {k: best[k] for k in ("round", "validation_head", *measured)}
+    if "validation" in rows[-1]:
+        best = max(rows, key=lambda r: r["validation"])
+        kept = [k for k in best if k.startswith("validation")]
+        summary["best_on_validation"] = {k: best[k] for k in ("round", *kept, *measured)}
+    measures = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
+    if measures:
+        summary["measures"] = {k: measures[-1][k] for k in measures[-1]}
     for direction in ("up", "down"):
         summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.KINDS}
     summary["seconds"] = round(sum(row["seconds"] for row in rounds), 3)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..data import Dataset, federate
+from ..data.augment import Augmentation, augmentation
 from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
@@ -35,8 +36,15 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """By classifier head, mean over clients, mean of the last five evaluations."""
-        return float(self.summary["last_five"]["accuracy_head"])
+        """By the method's own way to predict, mean over clients, mean of the last five evaluations."""
+        five = self.summary["last_five"]
+        return float(five["accuracy"] if "accuracy" in five else five["accuracy_head"])
+
+    @property
+    def accuracy_head(self) -> float | None:
+        """By classifier head; none for a method that trains no head."""
+        value = self.summary["last_five"].get("accuracy_head")
+        return None if value is None else float(value)
 
     @property
     def accuracy_prototype(self) -> float:
@@ -44,10 +52,8 @@ class Result:
 
     def __repr__(self) -> str:
         where = f", folder={str(self.folder)!r}" if self.folder else ""
-        return (
-            f"Result({self.settings.method.name}: head {self.accuracy:.2%}, "
-            f"prototype {self.accuracy_prototype:.2%}{where})"
-        )
+        head = "" if self.accuracy_head is None else f"head {self.accuracy_head:.2%}, "
+        return f"Result({self.settings.method.name}: {head}prototype {self.accuracy_prototype:.2%}{where})"
 
 
 def prepare_data(settings: Settings) -> FederatedData:
@@ -67,6 +73,10 @@ def prepare_data(settings: Settings) -> FederatedData:
         labels=g.labels,
         labels_per_class=g.labels_per_class,
         server_labels=g.server_labels,
+        server_label_noise=g.server_label_noise,
+        unlabelled_limit=g.unlabelled_limit or None,
+        unlabelled=g.unlabelled,
+        open_share=g.open_share,
     )
 
 
@@ -85,6 +95,8 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     if scale.asked_for():
         scale.begin()
     data = prepare_data(settings)
+    if settings.method.views or settings.method.labelled_view != "none":
+        data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
         check_device(g.device)
         data = data.to(g.device)
@@ -113,8 +125,19 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         candidates=g.candidates,
         ensemble=g.ensemble,
         architectures=mix.of_clients,
+        silhouette=g.silhouette,
+        snapshots=g.snapshots,
     )
     return settings, federation
+
+
+def views_of(data: FederatedData, settings: Settings) -> Augmentation:
+    """The views of this data, as the settings say; what they leave open the data decides."""
+    chosen = settings.augmentation
+    if chosen.flip == "auto" and data.flips is not None:
+        chosen = replace(chosen, flip="on" if data.flips else "off")
+    tokens = not data.clients[0].labelled.x.is_floating_point()
+    return augmentation(data.kind, data.sample_shape, data.mean, data.std, chosen, tokens=tokens)
 
 
 def run(
@@ -138,6 +161,8 @@ def run(
         if out is not None:
             RunFolder.check_free(Path(out))
         settings, federation = build(settings)
+        if settings.general.start_from:
+            begin_from(Path(settings.general.start_from), settings, federation)
         folder = None if out is None else scale.on_first(lambda: RunFolder.create(Path(out), settings))
         try:
             return _drive(settings, federation, folder, History(), watch)
@@ -145,6 +170,31 @@ def run(
             if folder is not None and federation.round == 0 and scale.rank() == 0:
                 shutil.rmtree(folder.path)  # nothing was run: leave nothing behind
             raise
+
+
+def begin_from(folder: Path, settings: Settings, federation: Federation) -> None:
+    """Continue from a finished run's last round, with these settings: its server, its clients' models, its count of rounds.
+
+    What decides who holds which data must be the same, or a client would be tested on what another trained on.
+    """
+    before = RunFolder.open(folder).settings()
+    now = settings.to_dict()
+    for key in ("seed", "clients", "data", "partition", "test", "test_share", "validation_share", "server_labels"):
+        if before.get(key) != now.get(key):
+            raise ProtofedError(
+                f"start_from={folder}: its {key} is {before.get(key)!r}, here it is {now.get(key)!r}; they must be the same"
+            )
+    if before.get("method", {}).get("name") != settings.method.name:
+        raise ProtofedError(
+            f"start_from={folder}: a run of {before.get('method', {}).get('name')}; {settings.method.name} cannot go on from it"
+        )
+    checkpoint.load(federation, folder / "checkpoint")
+    if federation.round == 0:
+        raise ProtofedError(f"start_from={folder}: it has no checkpoint")
+    if federation.round >= federation.rounds:
+        raise ProtofedError(
+            f"start_from={folder}: it has {federation.round} rounds already; rounds={federation.rounds} leaves none to run"
+        )
 
 
 def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:

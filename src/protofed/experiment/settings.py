@@ -19,6 +19,8 @@ import tomli_w
 
 from .. import methods, models
 from ..data import Dataset, partitions, sources
+from ..data.augment import AugmentSettings, Flip
+from ..data.augment import Kind as AugmentKind
 from ..data.partitions import Partition
 from ..data.sources import is_table
 from ..data.types import FederatedData
@@ -100,7 +102,32 @@ class General(pydantic.BaseModel):
         5, ge=1, description="labelled samples per class and client, with labels=client"
     )
     server_labels: int = pydantic.Field(0, ge=0, description="labelled samples at the server")
+    server_label_noise: float = pydantic.Field(
+        0.0, ge=0, le=1, description="share of the server's labels replaced by another class"
+    )
+    unlabelled_limit: int = pydantic.Field(0, ge=0, description="unlabelled samples a client, at most; 0: no limit")
+    unlabelled: Literal["own", "open"] = pydantic.Field(
+        "own", description="unlabelled samples: of the client's own classes, or open (of other classes too)"
+    )
+    open_share: float = pydantic.Field(
+        0.5, gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"
+    )
+    # views of samples, for methods that learn from unlabelled ones
+    augmentation: AugmentKind = pydantic.Field(
+        "auto", description="what samples are to it: auto (by the data), none, image, csi, features or tokens"
+    )
+    flip: Flip = pydantic.Field("auto", description="mirror images: auto (where the data allows it), on or off")
+    crop: float = pydantic.Field(0.125, ge=0, le=0.5, description="share of the side by which an image is shifted")
+    randaugment: tuple[int, int] = pydantic.Field((2, 10), description="operations of a strong view, and magnitude")
+    cutout: float = pydantic.Field(0.0, ge=0, le=1, description="side of the square cut out of a strong view; 0: none")
     # what is recorded, and how
+    start_from: str = pydantic.Field(
+        "", description="folder of a finished run whose server and clients this run starts from"
+    )
+    silhouette: bool = pydantic.Field(True, description="measure the embedding space at each evaluation")
+    snapshots: int = pydantic.Field(
+        8, ge=0, description="of how many evaluations embeddings are kept, for pictures; 0: none"
+    )
     evaluate_every: int = pydantic.Field(1, ge=1, description="evaluate every so many rounds, and at the last")
     candidates: Literal["own", "all"] = pydantic.Field(
         "own", description="the nearest prototype is one of the client's own classes, or of all"
@@ -161,6 +188,11 @@ class Settings:
     def local(self) -> LocalSettings:
         names = [f.name for f in dataclasses.fields(LocalSettings)]
         return LocalSettings(**{name: getattr(self.general, name) for name in names})
+
+    @property
+    def augmentation(self) -> AugmentSettings:
+        names = [f.name for f in dataclasses.fields(AugmentSettings)]
+        return AugmentSettings(**{name: getattr(self.general, name) for name in names})
 
     @property
     def engine(self) -> EngineSettings:

@@ -27,7 +27,7 @@ from ..models.base import ModelSpec
 from ..wire import Bundle
 from . import scale
 from .engine import Engine, PlainEngine
-from .local import train_client
+from .local import client_size, planned_steps, train_client
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
 from .stack import Job, StackEngine, holds, train_stack
@@ -37,6 +37,7 @@ log = logging.getLogger("protofed")
 
 INF = float("inf")
 STEPS = 2  # timed steps of each way
+UNLABELLED = 8  # unlabelled samples for each labelled one in them, at most
 BUDGET = 0.6  # seconds after which no further way is tried
 SLOW = 0.3  # seconds after which a way is not timed a third time
 LARGE = 0.02  # seconds a step: a model this large gains nothing from stacking on a CPU
@@ -273,7 +274,10 @@ def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, bes
 
     def short(client: int) -> ClientData:
         data = plan.data.clients[client]
-        return replace(data, labelled=data.labelled.subset(rows[rows < len(data.labelled)]))
+        pool = data.unlabelled
+        if pool is not None:
+            pool = replace(pool, index=pool.index[: UNLABELLED * len(rows)])
+        return replace(data, labelled=data.labelled.subset(rows[rows < len(data.labelled)]), unlabelled=pool)
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -285,7 +289,7 @@ def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, bes
         if way.how == "loop":
             client = members[0]
             received = _first_messages(plan, engine, [client])[0]
-            steps = -(-len(short(client).labelled) // local.batch)
+            steps = len(list(planned_steps(task, short(client), client, 1)))
 
             def work() -> None:
                 train_client(task, engine.skeleton, engine.state(client), short(client), received, client, 1)
@@ -295,7 +299,7 @@ def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, bes
         sent = _first_messages(plan, engine, chosen)
         shared = {id(bundle): holds(bundle, engine.state(chosen[0])) for bundle in sent}
         jobs = [Job(c, engine.state(c), short(c), shared[id(m)]) for c, m in zip(chosen, sent, strict=True)]
-        steps = sum(-(-len(j.data.labelled) // local.batch) for j in jobs)
+        steps = sum(len(list(planned_steps(task, j.data, j.client, 1))) for j in jobs)
         return _best_time(lambda: train_stack(task, engine.skeleton, jobs, 1)) / steps
     finally:
         torch.set_num_threads(before)
@@ -303,8 +307,9 @@ def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, bes
 
 def _first_messages(plan: Plan, engine: PlainEngine, clients: Sequence[int]) -> list[Bundle]:
     """What each client is sent in the first round; the same object where it is the same for all."""
-    sizes = tuple(len(c.labelled) for c in plan.data.clients)
-    state = plan.method.server_start(Setup(plan.data.num_classes, engine.dim, sizes, engine.start, plan.seed))
+    sizes = tuple(client_size(plan.method, c) for c in plan.data.clients)
+    setup = Setup(plan.data.num_classes, engine.dim, sizes, engine.start, plan.seed, plan.owner)
+    state = plan.method.server_start(setup)
     sent = [plan.method.send(state, client, 1) for client in clients]
     arrived = {id(bundle): wire.decode(wire.encode(bundle), "first message").to(engine.device) for bundle in sent}
     return [arrived[id(bundle)] for bundle in sent]

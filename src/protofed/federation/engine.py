@@ -13,12 +13,16 @@ from torch import Tensor
 from .. import seeds, wire
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
-from ..evaluate import Scores, score_client, vote
+from ..evaluate import Scores, Snapshot, score_client, silhouette, vote
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
 from ..wire import Bundle
-from .local import ClientState, Outcome, Skeleton, Task, train_client
+from .local import ClientState, Outcome, Skeleton, Task, client_size, train_client
 from .optimiser import LocalSettings
+
+
+SHAPE_SAMPLES = 300  # of a client's test samples, for silhouette and snapshots
+SNAPSHOT_CLIENTS = 6
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,10 @@ class Judging:
     """The nearest prototype is chosen among the classes of the client's training data, or among all known ones."""
     votes: bool = False
     """Also give each client's class probabilities on the central test set."""
+    shape: int = 0
+    """Of how many clients the embedding space is described too: its silhouette."""
+    snapshot: bool = False
+    """Also give some of these clients' embeddings, with the prototypes they are compared with."""
 
 
 class Engine(Protocol):
@@ -76,13 +84,13 @@ class PlainEngine:
         channels_last: bool = False,
     ) -> None:
         self.channels_last = channels_last
-        self.task = Task(method, local, seed, data.num_classes)
+        self.task = Task(method, local, seed, data.num_classes, data.augmentation, data.held_back)
         self.method, self.model, self.data = method, model, data
         self.device = data.clients[0].labelled.x.device
         self.own_start = initial == "own" and method.private_model
         self.skeleton = self._build()
         self.dim = self.skeleton.dim
-        self.start: Mapping[str, Tensor] = self.skeleton.weights()
+        self.start: Mapping[str, Tensor] = method.expand(self.skeleton.weights(), self.skeleton.params)
         self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
         self.owner: tuple[int, ...] = (0,) * len(data.clients)
         self.parameters: tuple[int, ...] = (sum(p.numel() for p in self.skeleton.module.parameters()),)
@@ -98,7 +106,9 @@ class PlainEngine:
         """A client's state; one that has not taken part yet holds its initial model."""
         if client in self.clients:
             return self.clients[client]
-        return ClientState(self._build(client).weights() if self.own_start else self.start)
+        if not self.own_start:
+            return ClientState(self.start)
+        return ClientState(self.method.expand(self._build(client).weights(), self.skeleton.params))
 
     def keep(self, client: int, state: ClientState) -> None:
         if not self.method.private_model:
@@ -113,15 +123,18 @@ class PlainEngine:
             if id(message) not in arrived:  # the same for all: decoded once
                 arrived[id(message)] = wire.decode(message, f"server's message to client {client}").to(self.device)
             data = self.data.clients[client]
-            after, upload, terms, failure = train_client(
+            done = train_client(
                 self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round
             )
-            encoded = None if upload is None else wire.encode(upload)
-            if isinstance(self.clients, dict) and upload is not None:
-                after.weights = self.skeleton.weights() if self.method.private_model else self.start
+            encoded = None if done.upload is None else wire.encode(done.upload)
+            after = done.state
+            if isinstance(self.clients, dict) and encoded is not None:
+                private = self.method.private_model
+                after.weights = {n: v.clone() for n, v in after.weights.items()} if private else self.start
                 after.memory = after.memory.copied()
             self.keep(client, after)
-            outcomes[client] = Outcome(encoded, len(data.labelled), terms, failure)
+            size = client_size(self.method, data)
+            outcomes[client] = Outcome(encoded, size, done.terms, done.failure, done.pseudo)
         return outcomes
 
     # --- evaluation -----------------------------------------------------------------------------------------------
@@ -135,7 +148,7 @@ class PlainEngine:
         server = server.to(self.device)
         shared: dict[int, Output] | None = None if self.model_for_each and not how.votes else {}
         if not self.model_for_each:
-            self.skeleton.load({**self.start, **server.weights})
+            self.skeleton.load(self.method.collapse({**self.start, **server.weights}))
         for client in clients:
             data = self.data.clients[client]
             if self.model_for_each:
@@ -152,14 +165,12 @@ class PlainEngine:
     def _load(self, server: Bundle, client: int) -> None:
         """Put the model a client is evaluated by into the module."""
         if not self.method.tuning_epochs:
-            self.skeleton.load(self.state(client).weights)
+            self.skeleton.load(self.method.collapse(self.state(client).weights))
             return
         state, sent = ClientState(self.start), self.method.send(server, client, 0)
-        _, _, _, failure = train_client(
-            self.tuning, self.skeleton, state, self.data.clients[client], sent, client, round=0
-        )
-        if failure:  # tuning went to NaN: what was sent is the best there is
-            self.skeleton.load({**self.start, **sent.weights})
+        done = train_client(self.tuning, self.skeleton, state, self.data.clients[client], sent, client, round=0)
+        if done.failure:  # tuning went to NaN: what was sent is the best there is
+            self.skeleton.load(self.method.collapse({**self.start, **sent.weights}))
 
     @property
     def tuning(self) -> Task:
@@ -185,7 +196,14 @@ class PlainEngine:
         y = samples_of(self.data, client, how).labels
         scores = score_client(output.embedding, output.logits, y, known, scored_by)
         votes: np.ndarray | None = None if central is None else vote(central.embedding, central.logits, bank, scored_by)
-        return replace(scores, votes=votes)
+        scores = replace(scores, votes=votes)
+        if client >= how.shape:
+            return scores
+        # evenly spread over the test set, which may be sorted by class
+        rows = torch.linspace(0, len(y) - 1, min(len(y), SHAPE_SAMPLES), device=y.device).round().long()
+        z, y = output.embedding[rows], y[rows]
+        snapshot = Snapshot.of(z, y, known) if how.snapshot and client < SNAPSHOT_CLIENTS else None
+        return replace(scores, silhouette=silhouette(z, y), snapshot=snapshot)
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> dict[int, ClientState]:

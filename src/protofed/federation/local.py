@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,19 @@ from torch.func import functional_call
 
 from .. import seeds
 from ..bank import PrototypeBank
-from ..data.types import ClientData, Samples
+from ..data.augment import Augmentation, draw
+from ..data.types import ClientData, Samples, Unlabelled
 from ..errors import ProtofedError
-from ..methods.base import Batch, Method, Received, Step
+from ..evaluate.pseudo import tally
+from ..methods.base import Batch, Loss, Method, Pseudo, Received, Step, View
+from ..models import norm
 from ..models.base import Levels, Output
 from ..wire import Bundle
 from .optimiser import LocalSettings, Optimiser
 
 EVAL_BATCH = 512
 GATHER = 32  # steps whose samples are fetched together
+STATISTICS_BATCH = 250  # samples at most in a batch of the pass that gives static batch norm its statistics
 
 
 class Skeleton:
@@ -65,6 +70,14 @@ class Skeleton:
             parts = [self.module(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
+    def collect(self, pieces: Iterable[Tensor]) -> None:
+        """Give static batch norm its statistics: those of a pass over data with the weights that are loaded."""
+        self.module.eval()  # without dropout; the layers that collect use the batch's own statistics all the same
+        with torch.no_grad():
+            for k, piece in enumerate(pieces, 1):
+                with norm.collecting(self.module, k):
+                    self.module(self.arranged(piece))
+
     def low(self, x: Tensor) -> Tensor:
         """The low-level features, the same way."""
         self.module.eval()
@@ -75,9 +88,8 @@ class Skeleton:
 class TrainingNetwork:
     """The model in training as a method sees it."""
 
-    def __init__(self, skeleton: Skeleton) -> None:
-        self.skeleton, self.module = skeleton, skeleton.module
-        self.params: Mapping[str, Tensor] = skeleton.params
+    def __init__(self, skeleton: Skeleton, params: Mapping[str, Tensor]) -> None:
+        self.skeleton, self.module, self.params = skeleton, skeleton.module, params
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
         x = self.skeleton.arranged(x)
@@ -86,6 +98,19 @@ class TrainingNetwork:
     def levels(self, x: Tensor) -> Levels:
         return self.module(self.skeleton.arranged(x), levels=True)
 
+    def frozen(self, x: Tensor, weights: Mapping[str, Tensor]) -> Output:
+        return frozen(self.module, self.skeleton.arranged(x), weights)
+
+
+def frozen(module: nn.Module, x: Tensor, weights: Mapping[str, Tensor]) -> Output:
+    """The module with other weights in eval mode, in the midst of training."""
+    module.eval()
+    try:
+        with torch.no_grad():
+            return functional_call(module, dict(weights), (x,))
+    finally:
+        module.train()
+
 
 @dataclass(frozen=True)
 class TrainedClient:
@@ -93,17 +118,41 @@ class TrainedClient:
 
     skeleton: Skeleton
     weights: Mapping[str, Tensor]
-    data: Samples
-    num_classes: int
+    client: ClientData
+    task: Task
+    who: int
+    round: int
+
+    @property
+    def data(self) -> Samples:
+        return self.client.labelled
+
+    @property
+    def num_classes(self) -> int:
+        return self.task.num_classes
 
     @property
     def num_samples(self) -> Tensor:
         return torch.tensor(len(self.data))
 
+    @property
+    def num_unlabelled(self) -> int:
+        return len(self.client.unlabelled or ())
+
+    @property
+    def generator(self) -> torch.Generator:
+        return seeds.torch_stream(self.task.seed, "return", self.who, self.round)
+
     @cached_property
     def _outputs(self) -> tuple[Output, Batch]:
         x, y = self.data.take()
         return self.skeleton.outputs(x), Batch(x, y, torch.ones(len(y), device=x.device))
+
+    def run(self, x: Tensor) -> Output:
+        return self.skeleton.outputs(x)
+
+    def unlabelled(self, view: View = "none") -> Output:
+        return self.skeleton.outputs(viewed_pool(self.task, self.client, view, self.who, self.round))
 
     def outputs(self) -> tuple[Output, Batch]:
         return self._outputs
@@ -128,89 +177,231 @@ class ClientState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one client's round. `failure` says why there is no upload."""
+    """What became of one client's round. `failure` says why there is no upload; `pseudo` counts its pseudo-labels."""
 
     upload: bytes | None
     num_samples: int
     terms: Mapping[str, float]
     failure: str = ""
+    pseudo: Mapping[str, float] = field(default_factory=dict)
+
+
+class Training(NamedTuple):
+    """What training gave: the client's new state, its upload, loss terms, what failed, counts of pseudo-labels."""
+
+    state: ClientState
+    upload: Bundle | None
+    terms: dict[str, float]
+    failure: str = ""
+    pseudo: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the clients of one federation have in common."""
+    """What the clients of one federation have in common.
+
+    `held_back` are the labels of the unlabelled samples: only the record of what pseudo-labels were worth reads them.
+    """
 
     method: Method
     local: LocalSettings
     seed: int
     num_classes: int
+    augmentation: Augmentation | None = None
+    held_back: Sequence[Tensor | None] = ()
 
 
+def client_size(method: Method, data: ClientData) -> int:
+    """How many samples a client trains on, for servers that weigh clients by size."""
+    return len(data.labelled) + (len(data.unlabelled or ()) if method.reads_unlabelled else 0)
+
+
+def planned_steps(task: Task, data: ClientData, client: int, round: int) -> Iterator[Step]:
+    order = seeds.torch_stream(task.seed, "batches", client, round)
+    local = task.local
+    return task.method.steps(
+        data.labelled.labels, len(data.unlabelled or ()), local.epochs, local.batch, round, order
+    )
+
+
+# --- views ------------------------------------------------------------------------------------------------------------
+def view_of(augmentation: Augmentation | None, name: View, x: Tensor, u: Tensor | None) -> Tensor:
+    if name == "none" or augmentation is None or u is None:
+        return x
+    return getattr(augmentation, name)(x, u)
+
+
+def draws(task: Task, step: Step, stream: torch.Generator) -> dict[str, Tensor]:
+    """A step's random numbers, always drawn in this order: of labelled samples, of each view, of the method's own."""
+    drawn: dict[str, Tensor] = {}
+    augmentation, method = task.augmentation, task.method
+    if augmentation is not None and method.labelled_view != "none":
+        drawn["labelled"] = draw(getattr(augmentation, method.labelled_view), len(step.labelled), stream)
+    if step.unlabelled is not None:
+        for name in method.views if augmentation is not None else ():
+            drawn[name] = draw(getattr(augmentation, name), len(step.unlabelled), stream)
+        if method.random_numbers:
+            drawn["numbers"] = torch.rand(len(step.unlabelled), method.random_numbers, generator=stream)
+    return drawn
+
+
+def viewed_pool(task: Task, data: ClientData, view: View, client: int, round: int) -> Tensor:
+    """All of a client's unlabelled samples, as a view of them."""
+    assert data.unlabelled is not None
+    x = data.unlabelled.take()
+    if view == "none" or task.augmentation is None:
+        return x
+    stream = seeds.torch_stream(task.seed, f"{view} pool", client, round)
+    return view_of(task.augmentation, view, x, draw(getattr(task.augmentation, view), len(x), stream).to(x.device))
+
+
+def all_samples(data: ClientData) -> Iterator[Tensor]:
+    """Everything a client may train on, in pieces."""
+    for part in (data.labelled, data.unlabelled):
+        n = len(part or ())
+        for rows in torch.arange(n).tensor_split(-(-n // STATISTICS_BATCH)) if part is not None and n > 1 else ():
+            yield part.take(rows)[0] if isinstance(part, Samples) else part.take(rows)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
 def holds(received: Bundle, state: ClientState) -> Received:
     return Received(received.bank, received.banks, received.weights, received.tensors, received.scalars, state.memory)
 
 
+def as_loss(given: dict[str, Tensor] | Loss) -> Loss:
+    return given if isinstance(given, Loss) else Loss(given)
+
+
 def train_client(
     task: Task, skeleton: Skeleton, state: ClientState, data: ClientData, received: Bundle, client: int, round: int
-) -> tuple[ClientState, Bundle | None, dict[str, float], str]:
-    """The client's new state, its upload and loss terms; where training went to NaN, its old state and what failed.
+) -> Training:
+    """Train one client; where training went to NaN, its state is the old one and there is no upload.
 
     State and upload hold the module's own tensors: keep or encode them before the next client is loaded.
     """
     method, local = task.method, task.local
-    check_trainable(data, client)
+    check_trainable(task.method, data, client)
     has = holds(received, state)
-    skeleton.load(method.client_start(state.weights, has))
-    params = list(skeleton.params.values())
-    optimiser = Optimiser(local, skeleton.params, state.optimiser if local.keep_optimiser else {})
-    network = TrainingNetwork(skeleton)
+    start = method.client_start(state.weights, has)
+    skeleton.load(start)
+    beyond = {name: v.clone().requires_grad_() for name, v in start.items() if name not in skeleton.slots}
+    named = {**skeleton.params, **beyond}
+    params = list(named.values())
+    optimiser = Optimiser(local, named, state.optimiser if local.keep_optimiser else {})
+    network = TrainingNetwork(skeleton, named)
     skeleton.module.train()
 
     names: list[str] = []
     values, sizes = [], []
+    guesses: list[Pseudo] = []
+    guessed: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.derive(task.seed, "dropout", client, round))
-        order = seeds.torch_stream(task.seed, "batches", client, round)
-        views = seeds.torch_stream(task.seed, "views", client, round)
-        pool = data.unlabelled
-        steps = method.steps(data.labelled.labels, len(pool or ()), local.epochs, local.batch, order)
-        for step, x, y in _gathered(steps, data.labelled, skeleton):
-            batch = Batch(x, y, torch.ones(len(y), device=x.device))
-            if pool is not None and step.unlabelled is not None:
-                weak, strong = method.views(pool.take(step.unlabelled), views)
-                batch = batch._replace(
-                    weak=weak, strong=strong, unlabelled_weight=torch.ones(len(weak), device=x.device)
-                )
+        for step, batch in _batches(task, skeleton, data, client, round):
             with one_sample_is_too_few(client):
-                terms = method.client_loss(network, batch, has, round)
+                terms, pseudo = as_loss(method.client_loss(network, batch, has, round))
             names, stacked = list(terms), torch.stack(list(terms.values()))
-            optimiser.step(torch.autograd.grad(stacked.sum(), params, materialize_grads=True))
+            gradient = torch.autograd.grad(stacked.sum(), params, allow_unused=True, materialize_grads=True)
+            optimiser.step(gradient)
             values.append(stacked.detach())
-            sizes.append(len(y))
+            sizes.append(step_size(step))
+            if pseudo is not None and step.unlabelled is not None:
+                guesses.append(Pseudo(*(t.detach() for t in pseudo)))
+                guessed.append(step.unlabelled)
 
     share = torch.tensor(sizes, dtype=values[0].dtype, device=values[0].device) / sum(sizes)
     losses = dict(zip(names, (share @ torch.stack(values)).tolist(), strict=True))
-    weights = skeleton.loaded()
+    if norm.collects(skeleton.module):
+        skeleton.collect(all_samples(data))
+    weights = {**skeleton.loaded(), **{name: v.detach() for name, v in beyond.items()}}
+    counts = pseudo_counts(task, data, client, guesses, guessed)
     problem = what_is_not_finite(losses, weights)
     if problem:
-        return state, None, losses, problem
-    trained = TrainedClient(skeleton, weights, data.labelled, task.num_classes)
+        return Training(state, None, losses, problem, counts)
+    if beyond:  # the module held a part of the model; what it stands for is another set of weights
+        weights = {name: v.clone() for name, v in weights.items()}
+        skeleton.load(method.collapse(weights))
+    trained = TrainedClient(skeleton, weights, data, task, client, round)
     upload = method.client_return(trained, has, round)
     kept = optimiser.export() if local.keep_optimiser else {}
-    return ClientState(weights, kept, method.client_remember(trained, has, round)), upload, losses, ""
+    after = ClientState(weights, kept, method.client_remember(trained, has, round))
+    return Training(after, upload, losses, "", counts)
 
 
-def _gathered(steps: Iterator[Step], data: Samples, skeleton: Skeleton) -> Iterator[tuple[Step, Tensor, Tensor]]:
-    """Each step with its samples, which are fetched for many steps at once."""
+def step_size(step: Step) -> int:
+    """How much a step's loss counts in the mean of the round: its labelled samples, or else its unlabelled ones."""
+    return len(step.labelled) or len(step.unlabelled if step.unlabelled is not None else ())
+
+
+def pseudo_counts(
+    task: Task, data: ClientData, client: int, guesses: Sequence[Pseudo], rows: Sequence[Tensor]
+) -> dict[str, float]:
+    held_back = task.held_back[client] if task.held_back else None
+    if not guesses or held_back is None:
+        return {}
+    label, accepted, score = (torch.cat(column) for column in zip(*guesses, strict=True))
+    truth = held_back[torch.cat(list(rows)).to(held_back.device)].to(label.device)
+    return tally(label, accepted, score, truth, data.classes.to(label.device))
+
+
+def _batches(
+    task: Task, skeleton: Skeleton, data: ClientData, client: int, round: int
+) -> Iterator[tuple[Step, Batch]]:
+    """Each step with its samples, which are fetched and augmented for many steps at once."""
+    steps = planned_steps(task, data, client, round)
+    stream = seeds.torch_stream(task.seed, "views", client, round)
+    device = data.labelled.x.device
     while group := list(islice(steps, GATHER)):
+        drawn = [draws(task, step, stream) for step in group]
         sizes = [len(step.labelled) for step in group]
-        x, y = data.take(torch.cat([step.labelled for step in group]))
-        yield from zip(group, skeleton.arranged(x).split(sizes), y.split(sizes), strict=True)
+        x, y = data.labelled.take(torch.cat([step.labelled for step in group]))
+        x = view_of(task.augmentation, task.method.labelled_view, x, _joined(drawn, "labelled", device))
+        columns = zip(skeleton.arranged(x).split(sizes), y.split(sizes), strict=True)
+        pools = _pool_batches(task, skeleton, data.unlabelled, group, drawn)
+        for step, (own, labels), pool in zip(group, columns, pools, strict=True):
+            support = None if step.support is None else step.support.to(device, torch.float32)
+            yield step, Batch(own, labels, torch.ones(len(labels), device=device), support, **pool)
 
 
-def check_trainable(data: ClientData, client: int) -> None:
-    if len(data.labelled) == 0:
+def _pool_batches(
+    task: Task, skeleton: Skeleton, pool: Unlabelled | None, group: Sequence[Step], drawn: Sequence[Mapping[str, Tensor]]
+) -> list[dict[str, Tensor]]:
+    """The unlabelled part of each batch of a group."""
+    rows = [step.unlabelled for step in group if step.unlabelled is not None]
+    if pool is None or not rows:
+        return [{} for _ in group]
+    u = pool.take(torch.cat(rows))
+    parts = {"unlabelled": u}
+    for name in task.method.views:
+        parts[name] = view_of(task.augmentation, name, u, _joined(drawn, name, u.device))
+    numbers = _joined(drawn, "numbers", u.device)
+    if numbers is not None:
+        parts["numbers"] = numbers
+    split = {n: (skeleton.arranged(t) if n != "numbers" else t).split([len(r) for r in rows]) for n, t in parts.items()}
+    result: list[dict[str, Tensor]] = []
+    taken = 0
+    for step in group:
+        if step.unlabelled is None:
+            result.append({})
+            continue
+        own = {name: pieces[taken] for name, pieces in split.items()}
+        result.append({**own, "unlabelled_weight": torch.ones(len(own["unlabelled"]), device=u.device)})
+        taken += 1
+    return result
+
+
+def _joined(drawn: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor | None:
+    there = [numbers[name] for numbers in drawn if name in numbers]
+    return torch.cat(there).to(device) if there else None
+
+
+def check_trainable(method: Method, data: ClientData, client: int) -> None:
+    if method.needs_labels and len(data.labelled) == 0:
         raise ProtofedError(f"client {client} has no labelled sample to train on")
+    if not method.needs_labels and not len(data.unlabelled or ()):
+        raise ProtofedError(
+            f"client {client} has no unlabelled sample, which {method.name} trains on; set labels=server or labels=client"
+        )
 
 
 @contextmanager

@@ -18,14 +18,16 @@ from ..data.types import FederatedData
 from ..errors import ProtofedError
 from ..evaluate import Scores, ensemble, summarise
 from ..evaluate.accuracy import KINDS
+from ..evaluate.pseudo import pooled
 from ..methods.base import Method, Setup, Upload
 from ..wire import Bundle
 from . import selection
 from .engine import Engine, Judging
-from .local import Outcome
+from .local import Outcome, client_size
 from .mixed import for_architecture, marked
 
 log = logging.getLogger("protofed")
+SHAPE_CLIENTS = 20  # clients whose embedding space is described: it costs time at each evaluation
 
 
 @dataclass
@@ -43,6 +45,8 @@ class Record:
     scores: list[Scores] | None = None
     validation: list[Scores] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    snapshot: bool = False
 
 
 class Federation:
@@ -63,22 +67,27 @@ class Federation:
         candidates: Literal["own", "all"] = "own",
         ensemble: bool = False,
         architectures: Sequence[str] = (),
+        silhouette: bool = False,
+        snapshots: int = 0,
     ) -> None:
-        """`capability`: a number per client, for `choice="diverse"`; `architectures`: what each client's is called."""
+        """`capability`: a number per client, for `choice="diverse"`; `architectures`: what each client's is called;
+        `snapshots`: of how many evaluations embeddings are kept."""
         self.method, self.engine, self.data = method, engine, data
         self.rounds, self.seed = rounds, seed
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
-        self.judging = Judging("test", candidates, ensemble)
+        self.judging = Judging("test", candidates, ensemble, SHAPE_CLIENTS if silhouette or snapshots else 0)
+        self.pictured = _spread(rounds, evaluate_every, snapshots)
         self.architectures = tuple(architectures)
         self.mixed = len(engine.starts) > 1
         starts = [marked(start, k) if self.mixed else start for k, start in enumerate(engine.starts)]
         self.setup = Setup(
             data.num_classes,
             engine.dim,
-            tuple(len(c.labelled) for c in data.clients),
+            tuple(client_size(method, c) for c in data.clients),
             {name: value.cpu() for start in starts for name, value in start.items()},
             seed,
+            tuple(engine.owner),
         )
         self.expected = [
             wire.Expected(
@@ -125,6 +134,7 @@ class Federation:
         self.round = round
         terms = _mean_terms([o for c, o in outcomes.items() if c not in dropped])
         record = Record(round, chosen, dropped, sum(terms.values()) if terms else math.nan, terms, up, down)
+        record.measures = pooled([o.pseudo for o in outcomes.values()]) | dict(self.method.measures(self.state, round))
         record.seconds = time.perf_counter() - began
         if round % self.evaluate_every == 0 or round == self.rounds:
             self._evaluate(record)
@@ -171,17 +181,30 @@ class Federation:
 
     def _evaluate(self, record: Record) -> None:
         everyone = range(len(self.data.clients))
-        about = (self.data.class_values, self.architectures)
-        record.scores = self.engine.evaluate(self.state, everyone, self.judging)
+        kinds = KINDS if self.method.trains_head else ("prototype",)
+        about = (self.data.class_values, self.architectures, self.method.predicts, kinds)
+        record.snapshot = record.round in self.pictured
+        how = replace(self.judging, snapshot=record.snapshot)
+        record.scores = self.engine.evaluate(self.state, everyone, how)
         record.metrics = summarise(record.scores, *about)
         if self.judging.votes and self.data.central_test is not None:
-            record.metrics |= ensemble(record.scores, self.data.central_test.labels)
+            votes = ensemble(record.scores, self.data.central_test.labels)
+            record.metrics |= {f"ensemble_{kind}": votes[f"ensemble_{kind}"] for kind in kinds}
             record.scores = [replace(s, votes=None) for s in record.scores]
         if all(c.validation is not None for c in self.data.clients):
-            how = replace(self.judging, part="validation", votes=False)
+            how = replace(self.judging, part="validation", votes=False, shape=0)
             record.validation = self.engine.evaluate(self.state, everyone, how)
-            best = summarise(record.validation)
-            record.metrics |= {f"validation_{kind}": best[f"accuracy_{kind}"] for kind in KINDS}
+            best = summarise(record.validation, own=self.method.predicts, kinds=kinds)
+            record.metrics |= {f"validation_{kind}": best[f"accuracy_{kind}"] for kind in kinds}
+            record.metrics["validation"] = best["accuracy"]
+
+
+def _spread(rounds: int, every: int, number: int) -> frozenset[int]:
+    """So many evaluated rounds, spread evenly, the first and the last among them."""
+    evaluated = sorted({*range(every, rounds + 1, every), rounds})
+    if number < 2 or len(evaluated) <= number:
+        return frozenset(evaluated[-number:] if number else ())
+    return frozenset(evaluated[round(k * (len(evaluated) - 1) / (number - 1))] for k in range(number))
 
 
 def participants_per_round(participation: float, clients: int) -> int:

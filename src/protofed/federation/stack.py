@@ -22,9 +22,10 @@ from torch.utils import _pytree as pytree
 
 from .. import seeds, wire
 from ..bank import PrototypeBank
-from ..data.types import ClientData, Samples
+from ..data.types import ClientData, Samples, Unlabelled
 from ..evaluate import Scores
-from ..methods.base import Batch, Received, Step
+from ..methods.base import Batch, Pseudo, Received, Step, View
+from ..models import norm
 from ..models.base import Levels, Output
 from ..wire import Bundle
 from .engine import Judging, PlainEngine, samples_of
@@ -33,9 +34,20 @@ from .local import (
     Outcome,
     Skeleton,
     Task,
+    Training,
+    all_samples,
+    as_loss,
     check_trainable,
+    client_size,
+    draws,
+    frozen,
     holds,
     one_sample_is_too_few,
+    planned_steps,
+    pseudo_counts,
+    step_size,
+    view_of,
+    viewed_pool,
     what_is_not_finite,
 )
 from .optimiser import Optimiser
@@ -97,34 +109,77 @@ class StackedNetwork:
     def levels(self, x: Tensor) -> Levels:
         return functional_call(self.module, {**self.buffers, **self.params}, (x,), {"levels": True})
 
+    def frozen(self, x: Tensor, weights: Mapping[str, Tensor]) -> Output:
+        return frozen(self.module, x, weights)
+
 
 @dataclass(frozen=True)
-class StepPlan:
-    """Every client's steps, side by side: `rows[k, s, b]` into the shared tensors, `weight` 0 where there is none."""
+class RowPlan:
+    """Rows of every client's steps, side by side: `rows[k, s, b]` into the shared tensor, `weight` 0 where there is none."""
 
     rows: Tensor
     weight: Tensor
-    counts: list[int]  # steps of each client, falling
-    sizes: list[list[int]]  # batch size of each client at each of its steps
+    sizes: list[list[int]]  # of each client at each of its steps
+    extra: Tensor | None = None  # a number beside each row
 
     @classmethod
-    def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[Samples]) -> StepPlan:
-        counts = [len(s) for s in steps]
-        sizes = [[len(step.labelled) for step in client] for client in steps]
-        longest, widest = max(counts), max(max(s) for s in sizes)
+    def make(
+        cls,
+        chosen: Sequence[Sequence[Tensor]],
+        data: Sequence[Samples | Unlabelled],
+        extra: Sequence[Sequence[Tensor]] = (),
+    ) -> RowPlan:
+        sizes = [[len(rows) for rows in own] for own in chosen]
+        longest, widest = max(map(len, sizes)), max(max(s, default=0) for s in sizes)
         indices = [d.index.cpu() for d in data]
-        rows = torch.stack([i[0] for i in indices])[:, None, None].repeat(1, longest, widest)
-        weight = torch.zeros(len(steps), longest, widest)
-        chosen = torch.cat([i[torch.cat([s.labelled for s in own])] for i, own in zip(indices, steps, strict=True)])
+        first = torch.stack([i[0] if len(i) else torch.zeros((), dtype=torch.int64) for i in indices])
+        rows = first[:, None, None].repeat(1, longest, widest)
+        weight = torch.zeros(len(chosen), longest, widest)
+        flat = torch.cat([i[torch.cat(list(own))] for i, own in zip(indices, chosen, strict=True)])
         # where each sample goes: its step's first place, and how far into the batch it is
         lengths = torch.tensor([n for own in sizes for n in own])
         begin = torch.tensor([(k * longest + s) * widest for k, own in enumerate(sizes) for s in range(len(own))])
-        into = torch.arange(len(chosen)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        into = torch.arange(len(flat)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         place = begin.repeat_interleave(lengths) + into
-        rows.view(-1)[place] = chosen
+        rows.view(-1)[place] = flat
         weight.view(-1)[place] = 1.0
+        beside: Tensor | None = None
+        if extra:
+            beside = torch.zeros_like(weight)
+            beside.view(-1)[place] = torch.cat([v.float() for own in extra for v in own])
         device = data[0].x.device
-        return cls(rows.to(device), weight.to(device), counts, sizes)
+        return cls(rows.to(device), weight.to(device), sizes, None if beside is None else beside.to(device))
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Every client's steps. Clients with more come first."""
+
+    counts: list[int]
+    labelled: RowPlan
+    unlabelled: RowPlan | None
+
+    @classmethod
+    def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[ClientData]) -> StepPlan:
+        episodes = any(step.support is not None for own in steps for step in own)
+        support = [[_none_is_empty(step.support) for step in own] for own in steps] if episodes else []
+        labelled = RowPlan.make([[s.labelled for s in own] for own in steps], [d.labelled for d in data], support)
+        pools = [d.unlabelled for d in data if d.unlabelled is not None]
+        unlabelled: RowPlan | None = None
+        if len(pools) == len(data) and any(step.unlabelled is not None for own in steps for step in own):
+            unlabelled = RowPlan.make([[_none_is_empty(s.unlabelled) for s in own] for own in steps], pools)
+        return cls([len(own) for own in steps], labelled, unlabelled)
+
+    def sizes(self, step: int, active: int) -> list[tuple[int, int]]:
+        """How many labelled and unlabelled samples each client still training has at a step."""
+        pool = self.unlabelled
+        return [
+            (self.labelled.sizes[k][step], 0 if pool is None else pool.sizes[k][step]) for k in range(active)
+        ]
+
+
+def _none_is_empty(rows: Tensor | None) -> Tensor:
+    return torch.zeros(0, dtype=torch.int64) if rows is None else rows
 
 
 def _common(values: Sequence[Any]) -> tuple[Any, Any]:
@@ -138,55 +193,50 @@ def _common(values: Sequence[Any]) -> tuple[Any, Any]:
     return pytree.tree_unflatten(stacked, spec), (pytree.tree_unflatten([0] * len(leaves), spec) if leaves else None)
 
 
-def train_stack(
-    task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int
-) -> list[tuple[ClientState, Bundle | None, dict[str, float], str]]:
+def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> list[Training]:
     """`train_client` for many clients at once; results in the order of `jobs`."""
     method, local, module = task.method, task.local, skeleton.module
     for job in jobs:
-        check_trainable(job.data, job.client)
-    planned = [_steps(task, job, round) for job in jobs]
+        check_trainable(method, job.data, job.client)
+    planned = [list(planned_steps(task, job.data, job.client, round)) for job in jobs]
     order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
     jobs_sorted, steps = [jobs[k] for k in order], [planned[k] for k in order]
-    plan = StepPlan.make(steps, [j.data.labelled for j in jobs_sorted])
-    views = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted]
-    x, y = jobs[0].data.labelled.x, jobs[0].data.labelled.y
+    plan = StepPlan.make(steps, [j.data for j in jobs_sorted])
+    streams = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted]
+    device = jobs[0].data.labelled.x.device
 
     starts = [method.client_start(j.state.weights, j.received) for j in jobs_sorted]
-    weights = {name: torch.stack([s[name] for s in starts]) for name in skeleton.slots}
-    params = {name: weights.pop(name) for name in skeleton.params}
-    buffers = weights
+    names = [*skeleton.slots, *(name for name in starts[0] if name not in skeleton.slots)]
+    weights = {name: torch.stack([s[name] for s in starts]) for name in names}
+    buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
+    params = weights
     kept = [j.state.optimiser if local.keep_optimiser else {} for j in jobs_sorted]
     optimiser = Optimiser(local, params, kept)
     received, received_dims = _common([j.received for j in jobs_sorted])
 
-    def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensor, tuple[Tensors, Tensors]]:
+    def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensor, tuple[Tensors, Tensors, Any]]:
         own = {name: value.clone() for name, value in b.items()}  # batch norm writes into them
-        terms = method.client_loss(StackedNetwork(module, p, own), Batch(**batch), has, round)
-        return torch.stack(list(terms.values())).sum(), (terms, own)
+        terms, pseudo = as_loss(method.client_loss(StackedNetwork(module, p, own), Batch(**batch), has, round))
+        guess = () if pseudo is None else tuple(t.detach() for t in pseudo)
+        return torch.stack(list(terms.values())).sum(), (terms, own, guess)
 
     gradient = vmap(grad(loss, has_aux=True), in_dims=(0, 0, 0, received_dims), randomness="different")
     alone = any(isinstance(m, _BatchNorm) for m in module.modules())
     totals: dict[str, Tensor] = {}
+    guesses: list[list[Pseudo]] = [[] for _ in jobs]
+    guessed: list[list[Tensor]] = [[] for _ in jobs]
     module.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.derive(task.seed, "dropout", jobs_sorted[0].client, round))
         for s in range(plan.counts[0]):
             active = sum(count > s for count in plan.counts)
-            for rows, width in _groups([size[s] for size in plan.sizes[:active]], alone):
-                index, weight = plan.rows[rows, s, :width], plan.weight[rows, s, :width]
-                batch = {"x": x[index], "y": y[index], "weight": weight}
-                batch |= _unlabelled(
-                    task,
-                    jobs_sorted,
-                    steps,
-                    views,
-                    range(active)[rows] if isinstance(rows, slice) else rows.tolist(),
-                    s,
-                )
+            for rows, widths in _groups(plan.sizes(s, active), alone):
+                members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
+                drawn = [draws(task, steps[k][s], streams[k]) for k in members]
+                batch, counted = _batch(task, plan, jobs_sorted, rows, s, widths, drawn)
                 has = received if received_dims is None else pytree.tree_map(lambda t, r=rows: t[r], received)
                 with one_sample_is_too_few(jobs_sorted[0].client):
-                    grads, (terms, moved) = gradient(
+                    grads, (terms, moved, guess) = gradient(
                         {n: p[rows] for n, p in params.items()}, {n: b[rows] for n, b in buffers.items()}, batch, has
                     )
                 optimiser.step([grads[name] for name in params], rows)
@@ -194,73 +244,106 @@ def train_stack(
                     buffers[name][rows] = value
                 for name, value in terms.items():
                     if name not in totals:
-                        totals[name] = torch.zeros(len(jobs), device=x.device)
-                    totals[name][rows] += value.detach() * weight.sum(1)
+                        totals[name] = torch.zeros(len(jobs), device=device)
+                    totals[name][rows] += value.detach() * counted
+                for place, k in enumerate(members if guess else ()):
+                    chosen = steps[k][s].unlabelled
+                    if chosen is not None:
+                        guesses[k].append(Pseudo(*(t[place, : len(chosen)] for t in guess)))
+                        guessed[k].append(chosen)
 
-    seen = torch.tensor([sum(s) for s in plan.sizes], dtype=torch.float32, device=x.device)
+    seen = torch.tensor([sum(map(step_size, own)) for own in steps], dtype=torch.float32, device=device)
     means = {name: (value / seen).tolist() for name, value in totals.items()}
-    whole = {name: {**params, **buffers}[name] for name in skeleton.slots}
-    stacked = StackedOutputs(skeleton, whole, [j.data.labelled for j in jobs_sorted], task.num_classes)
+    if norm.collects(module):
+        _collect(skeleton, {**params, **buffers}, buffers, jobs_sorted)
+    whole = {name: {**params, **buffers}[name] for name in names}
+    stacked = StackedOutputs(skeleton, method.collapse(whole), [j.data for j in jobs_sorted], task.num_classes)
     finite = _finite_rows(whole, len(jobs))
-    results: list[tuple[ClientState, Bundle | None, dict[str, float], str]] = [(j.state, None, {}, "") for j in jobs]
+    results: list[Training] = [Training(j.state, None, {}) for j in jobs]
     for k, job in enumerate(jobs_sorted):
         losses = {name: values[k] for name, values in means.items()}
         own = {name: value[k] for name, value in whole.items()}
+        counts = pseudo_counts(task, job.data, job.client, guesses[k], guessed[k])
         problem = what_is_not_finite(losses, {} if finite[k] else own)
         if problem:
-            results[order[k]] = (job.state, None, losses, problem)
+            results[order[k]] = Training(job.state, None, losses, problem, counts)
             continue
-        trained = StackedClient(stacked, k, own)
+        trained = StackedClient(stacked, k, own, task, job, round)
         upload = method.client_return(trained, job.received, round)
         after = ClientState(
             {name: value.clone() for name, value in own.items()} if method.private_model else own,
             optimiser.export(k) if local.keep_optimiser else {},
             method.client_remember(trained, job.received, round),
         )
-        results[order[k]] = (after, upload, losses, "")
+        results[order[k]] = Training(after, upload, losses, "", counts)
     return results
 
 
-def _steps(task: Task, job: Job, round: int) -> list[Step]:
-    stream = seeds.torch_stream(task.seed, "batches", job.client, round)
-    pool, local = job.data.unlabelled, task.local
-    return list(task.method.steps(job.data.labelled.labels, len(pool or ()), local.epochs, local.batch, stream))
-
-
-def _unlabelled(
+def _batch(
     task: Task,
+    plan: StepPlan,
     jobs: Sequence[Job],
-    steps: Sequence[Sequence[Step]],
-    views: Sequence[torch.Generator],
-    clients: Sequence[int],
+    rows: slice | Tensor,
     s: int,
-) -> Tensors:
-    """Weak and strong views of this step's unlabelled samples, side by side; nothing where no client has any."""
-    pairs = []
-    for k in clients:
-        pool, chosen = jobs[k].data.unlabelled, steps[k][s].unlabelled
-        if pool is None or chosen is None:
-            return {}
-        pairs.append(task.method.views(pool.take(chosen), views[k]))
-    widest = max(len(weak) for weak, _ in pairs)
-    return {
-        "weak": torch.stack([_filled(weak, widest) for weak, _ in pairs]),
-        "strong": torch.stack([_filled(strong, widest) for _, strong in pairs]),
-        "unlabelled_weight": torch.stack(
-            [(torch.arange(widest, device=weak.device) < len(weak)).float() for weak, _ in pairs]
-        ),
-    }
+    widths: tuple[int, int],
+    drawn: Sequence[Mapping[str, Tensor]],
+) -> tuple[Tensors, Tensor]:
+    """The batch of some clients at a step, and how many samples each client's loss counts for."""
+    own, pool = plan.labelled, plan.unlabelled
+    x, y = jobs[0].data.labelled.x, jobs[0].data.labelled.y
+    wide, wide_pool = widths
+    index, weight = own.rows[rows, s, :wide], own.weight[rows, s, :wide]
+    samples = _viewed(task, task.method.labelled_view, x[index], [d.get("labelled") for d in drawn])
+    batch = {"x": samples, "y": y[index], "weight": weight}
+    counted = weight.sum(1)
+    if own.extra is not None:
+        batch["support"] = own.extra[rows, s, :wide]
+    if pool is None or not wide_pool:
+        return batch, counted
+    chosen, there = pool.rows[rows, s, :wide_pool], pool.weight[rows, s, :wide_pool]
+    unlabelled = jobs[0].data.unlabelled
+    assert unlabelled is not None
+    u = unlabelled.x[chosen]
+    batch |= {"unlabelled": u, "unlabelled_weight": there}
+    for name in task.method.views:
+        batch[name] = _viewed(task, name, u, [d.get(name) for d in drawn])
+    if task.method.random_numbers:
+        batch["numbers"] = _filled([d.get("numbers") for d in drawn], wide_pool, u.device)
+    return batch, torch.where(counted > 0, counted, there.sum(1))
 
 
-def _filled(x: Tensor, n: int) -> Tensor:
-    return torch.cat([x, x[:1].expand(n - len(x), *x.shape[1:])])
+def _viewed(task: Task, view: View, x: Tensor, drawn: Sequence[Tensor | None]) -> Tensor:
+    """A view of every client's samples `[K, n, ...]`, made in one call."""
+    if view == "none" or task.augmentation is None:
+        return x
+    numbers = _filled(drawn, x.shape[1], x.device)
+    return view_of(task.augmentation, view, x.flatten(0, 1), numbers.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-def _groups(sizes: Sequence[int], alone: bool) -> list[tuple[slice | Tensor, int]]:
-    """Which clients take a step together, and how wide their batch is."""
+def _filled(drawn: Sequence[Tensor | None], n: int, device: torch.device) -> Tensor:
+    """Clients' random numbers side by side, zeros behind those of clients with fewer samples."""
+    there = [d for d in drawn if d is not None]
+    result = torch.zeros(len(drawn), n, there[0].shape[1])
+    for k, numbers in enumerate(drawn):
+        if numbers is not None:
+            result[k, : len(numbers)] = numbers
+    return result.to(device)
+
+
+def _collect(skeleton: Skeleton, weights: Tensors, buffers: Tensors, jobs: Sequence[Job]) -> None:
+    """Static batch norm's statistics, client by client: padding must not enter them."""
+    for k, job in enumerate(jobs):
+        skeleton.load({name: value[k] for name, value in weights.items()})
+        skeleton.collect(all_samples(job.data))
+        for name in buffers:
+            buffers[name][k] = skeleton.slots[name]
+
+
+def _groups(sizes: Sequence[tuple[int, int]], alone: bool) -> list[tuple[slice | Tensor, tuple[int, int]]]:
+    """Which clients take a step together, and how many labelled and unlabelled samples wide their batch is."""
     distinct = sorted(set(sizes))
     if not alone or len(distinct) == 1:
-        return [(slice(0, len(sizes)), max(distinct))]
+        return [(slice(0, len(sizes)), (max(n for n, _ in distinct), max(n for _, n in distinct)))]
     return [(torch.tensor([k for k, n in enumerate(sizes) if n == size]), size) for size in distinct]
 
 
@@ -276,9 +359,13 @@ class StackedOutputs:
     """Embeddings and logits of every client's labelled set, computed together when the first client asks."""
 
     skeleton: Skeleton
-    weights: Tensors
-    data: list[Samples]
+    weights: Mapping[str, Tensor]
+    clients: list[ClientData]
     num_classes: int
+
+    @property
+    def data(self) -> list[Samples]:
+        return [c.labelled for c in self.clients]
 
     @cached_property
     def outputs(self) -> tuple[Output, Tensor, Tensor]:
@@ -302,28 +389,29 @@ class StackedOutputs:
 
 
 def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Index lists side by side, filled up with their first entry; weight 0 where filled."""
+    """Index lists side by side, filled up with their first entry (0 where there is none); weight 0 where filled."""
     widest = max(len(i) for i in indices)
-    rows = torch.stack([torch.cat([i, i[:1].expand(widest - len(i))]) for i in indices])
+    fill = [i[:1] if len(i) else i.new_zeros(1) for i in indices]
+    rows = torch.stack([torch.cat([i, f.expand(widest - len(i))]) for i, f in zip(indices, fill, strict=True)])
     weight = torch.stack([(torch.arange(widest, device=i.device) < len(i)).float() for i in indices])
     return rows, weight
 
 
-def stacked_outputs(skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor) -> Output:
+def stacked_outputs(skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor) -> Output:
     """Eval mode, no gradient, in pieces: client k's model on rows `index[k]`."""
     return Output(*_run_stacked(skeleton, weights, x, index, {}))
 
 
-def stacked_levels(skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor) -> Levels:
+def stacked_levels(skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor) -> Levels:
     """The same with low-level features."""
     return Levels(*_run_stacked(skeleton, weights, x, index, {"levels": True}))
 
 
 def _run_stacked(
-    skeleton: Skeleton, weights: Tensors, x: Tensor, index: Tensor, options: Mapping[str, Any]
+    skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor, options: Mapping[str, Any]
 ) -> list[Tensor]:
     skeleton.module.eval()
-    run: Callable[[Tensors, Tensor], tuple[Tensor, ...]] = vmap(
+    run: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]] = vmap(
         lambda w, b: functional_call(skeleton.module, w, (b,), dict(options))
     )
     piece = max(1, EVAL_SAMPLES // len(index))
@@ -339,10 +427,29 @@ class StackedClient:
     stack: StackedOutputs
     k: int
     weights: Mapping[str, Tensor]
+    task: Task
+    job: Job
+    round: int
 
     @property
     def num_samples(self) -> Tensor:
         return torch.tensor(len(self.stack.data[self.k]))
+
+    @property
+    def num_unlabelled(self) -> int:
+        return len(self.job.data.unlabelled or ())
+
+    @property
+    def generator(self) -> torch.Generator:
+        return seeds.torch_stream(self.task.seed, "return", self.job.client, self.round)
+
+    def unlabelled(self, view: View = "none") -> Output:
+        return self.run(viewed_pool(self.task, self.job.data, view, self.job.client, self.round))
+
+    def run(self, x: Tensor) -> Output:
+        own = {name: value[self.k : self.k + 1] for name, value in self.stack.weights.items()}
+        output = stacked_outputs(self.stack.skeleton, own, x, torch.arange(len(x), device=x.device)[None])
+        return Output(*(t[0] for t in output))
 
     def outputs(self) -> tuple[Output, Batch]:
         output, y, weight = self.stack.outputs
@@ -386,13 +493,12 @@ class StackEngine(PlainEngine):
                     shared[id(message)] = received
             jobs.append(Job(client, state, self.data.clients[client], received))
         outcomes = {}
-        for group in self._stacks(jobs, [(id(job.data.labelled.x), _structure(job.received)) for job in jobs]):
-            for job, (after, upload, terms, failure) in zip(
-                group, train_stack(self.task, self.skeleton, group, round), strict=True
-            ):
-                self.keep(job.client, after)
-                encoded = None if upload is None else wire.encode(upload)
-                outcomes[job.client] = Outcome(encoded, len(job.data.labelled), terms, failure)
+        for group in self._stacks(jobs, [_alike(job) for job in jobs]):
+            for job, done in zip(group, train_stack(self.task, self.skeleton, group, round), strict=True):
+                self.keep(job.client, done.state)
+                encoded = None if done.upload is None else wire.encode(done.upload)
+                size = client_size(self.method, job.data)
+                outcomes[job.client] = Outcome(encoded, size, done.terms, done.failure, done.pseudo)
         return outcomes
 
     def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
@@ -414,10 +520,10 @@ class StackEngine(PlainEngine):
 
     def _evaluate_group(self, server: Bundle, group: Sequence[tuple[int, Samples]], how: Judging) -> dict[int, Scores]:
         clients, samples = [c for c, _ in group], [t for _, t in group]
-        models = self._models(server, clients)
+        models = [self.method.collapse(own) for own in self._models(server, clients)]
         weights = {name: torch.stack([own[name] for own in models]) for name in self.skeleton.slots}
         data = [self.data.clients[c] for c in clients]
-        own = StackedOutputs(self.skeleton, weights, [d.labelled for d in data], self.data.num_classes).banks
+        own = StackedOutputs(self.skeleton, weights, data, self.data.num_classes).banks
         index, _ = padded([t.index for t in samples])
         output = stacked_outputs(self.skeleton, weights, samples[0].x, index)
         central: Output | None = None
@@ -441,13 +547,18 @@ class StackEngine(PlainEngine):
             sent = holds(self.method.send(server, client, 0), state)
             jobs.append(Job(client, state, self.data.clients[client], sent))
         models: dict[int, Mapping[str, Tensor]] = {}
-        for group in self._stacks(jobs, [(id(job.data.labelled.x), _structure(job.received)) for job in jobs]):
-            for job, (after, _, _, failure) in zip(
-                group, train_stack(self.tuning, self.skeleton, group, 0), strict=True
-            ):
+        for group in self._stacks(jobs, [_alike(job) for job in jobs]):
+            for job, done in zip(group, train_stack(self.tuning, self.skeleton, group, 0), strict=True):
                 # tuning that went to NaN: what was sent is the best there is
-                models[job.client] = {**self.start, **job.received.weights} if failure else after.weights
+                sent_weights = {**self.start, **job.received.weights}
+                models[job.client] = sent_weights if done.failure else done.state.weights
         return [models[c] for c in clients]
+
+
+def _alike(job: Job) -> Hashable:
+    """Clients that can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
+    pool = job.data.unlabelled
+    return id(job.data.labelled.x), id(pool.x) if pool is not None and len(pool) else 0, _structure(job.received)
 
 
 def _structure(received: Received) -> Hashable:

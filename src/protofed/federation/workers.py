@@ -32,7 +32,7 @@ from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle
 from .engine import Judging
-from .local import ClientState, Outcome
+from .local import ClientState, Outcome, client_size
 from .mixed import Inner
 
 log = logging.getLogger("protofed")
@@ -197,7 +197,7 @@ class WorkerEngine:
         for clients, replies in zip(groups, self._run(jobs), strict=True):
             if replies is None:
                 lost = "its worker process died each time it was tried"
-                outcomes |= {c: Outcome(None, len(self.data.clients[c].labelled), {}, lost) for c in clients}
+                outcomes |= {c: Outcome(None, client_size(self.method, self.data.clients[c]), {}, lost) for c in clients}
                 continue
             outcomes |= replies
         return {client: outcomes[client] for client in downloads}  # in the order asked: a sum depends on it
@@ -221,7 +221,7 @@ class WorkerEngine:
 
         def work(group: list[int]) -> int:
             own = [self.data.clients[c] for c in group]
-            samples = sum(len(c.test if of_tests else c.labelled) for c in own)
+            samples = sum(len(c.test) if of_tests else client_size(self.method, c) for c in own)
             return samples * self.parameters[self.owner[group[0]]]
 
         groups: list[list[int]] = []
@@ -288,11 +288,11 @@ class WorkerEngine:
         if kind == "evaluate":
             return content
         outcomes = {}
-        for client, place, extra, upload, num_samples, terms, failure in content:
+        for client, place, extra, upload, num_samples, terms, failure, pseudo in content:
             if place:
                 self.states.commit(client, place, worker.arena.get(extra))
             encoded = None if upload is None else worker.arena.get(upload)
-            outcomes[client] = Outcome(encoded, num_samples, terms, failure)
+            outcomes[client] = Outcome(encoded, num_samples, terms, failure, pseudo)
         return outcomes
 
     def _start(self) -> Worker:
@@ -345,7 +345,8 @@ class WorkerEngine:
             place = 0 if outcome.failure else self.states.pending.get(client, 0)
             upload = None if outcome.upload is None else arena.put(outcome.upload)
             extra = arena.put(self.states.extras.get(client, b""))
-            replies.append((client, place, extra, upload, outcome.num_samples, dict(outcome.terms), outcome.failure))
+            about = (dict(outcome.terms), outcome.failure, dict(outcome.pseudo))
+            replies.append((client, place, extra, upload, outcome.num_samples, *about))
         return replies
 
     # --- states ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ and, under `torch.func.vmap`, for a stack of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
@@ -22,26 +22,56 @@ from ..registry import Registry
 from ..wire import Bundle
 
 
+View = Literal["none", "weak", "strong"]
+
+
 class Batch(NamedTuple):
     """One step's samples. `weight` is 1 for a sample and 0 for padding; every loss takes it.
 
-    `weak` and `strong` are two views of unlabelled samples, `unlabelled_weight` their padding mask; absent for a method
-    that does not ask for unlabelled data.
+    `x` is the method's `labelled_view` of the labelled samples. `unlabelled` are unlabelled samples as they are, `weak`
+    and `strong` the views of them a method asks for by `views`, `unlabelled_weight` their padding mask, `numbers` the
+    uniform random numbers it asks for by `random_numbers`; absent where a step has no unlabelled samples. `support` is 1
+    for the labelled samples of an episode's support set.
     """
 
     x: Tensor
     y: Tensor
     weight: Tensor
+    support: Tensor | None = None
+    unlabelled: Tensor | None = None
     weak: Tensor | None = None
     strong: Tensor | None = None
     unlabelled_weight: Tensor | None = None
+    numbers: Tensor | None = None
 
 
 class Step(NamedTuple):
-    """Row numbers of one training step, into a client's labelled and unlabelled sets."""
+    """Row numbers of one training step, into a client's labelled and unlabelled sets.
+
+    `support` says which of the labelled rows are the support set, where the step is an episode.
+    """
 
     labelled: Tensor
     unlabelled: Tensor | None = None
+    support: Tensor | None = None
+
+
+class Pseudo(NamedTuple):
+    """A step's pseudo-labels, for the record: the class, whether it was used (0 or 1), and how sure (more is surer).
+
+    They are compared with labels that only the record has; a method never sees these.
+    """
+
+    label: Tensor
+    accepted: Tensor
+    score: Tensor
+
+
+class Loss(NamedTuple):
+    """A step's loss terms by name, and the pseudo-labels behind them."""
+
+    terms: dict[str, Tensor]
+    pseudo: Pseudo | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +98,10 @@ class Network(Protocol):
         """Embedding and logits, and a low-level feature of 64 numbers before them."""
         ...
 
+    def frozen(self, x: Tensor, weights: Mapping[str, Tensor]) -> Output:
+        """Another model of this architecture (the received one, a helper's) in eval mode, without gradient."""
+        ...
+
 
 class Trained(Protocol):
     """A client after local training: its weights, and its model in eval mode over its whole labelled set."""
@@ -79,6 +113,9 @@ class Trained(Protocol):
 
     @property
     def num_samples(self) -> Tensor: ...
+
+    @property
+    def num_unlabelled(self) -> int: ...
 
     def bank(self) -> PrototypeBank:
         """Class means of the embeddings of the labelled set."""
@@ -92,10 +129,23 @@ class Trained(Protocol):
         """Class means of the low-level features of the labelled set."""
         ...
 
+    def unlabelled(self, view: View = "none") -> Output:
+        """Embeddings and logits of the unlabelled set, or of a view of it."""
+        ...
+
+    def run(self, x: Tensor) -> Output:
+        """Embeddings and logits of any samples."""
+        ...
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A random stream of this client's own for what it returns."""
+        ...
+
 
 @dataclass(frozen=True)
 class Setup:
-    """What a server knows before the first round.
+    """What a server knows before the first round. `client_sizes` counts the samples each client trains on.
 
     Where clients have different architectures, names of weights (here, in the server's state and in uploads) begin with
     the architecture's number, `"2:head.weight"`; a client sees its own without it.
@@ -106,6 +156,7 @@ class Setup:
     client_sizes: tuple[int, ...]
     weights: Mapping[str, Tensor]  # the initial models' trained parameters and floating buffers
     seed: int
+    architectures: tuple[int, ...] = ()  # the number of each client's
 
     @property
     def num_clients(self) -> int:
@@ -134,6 +185,19 @@ class Method:
     """Whether each client keeps a model of its own between rounds (and is evaluated by it)."""
     projection: ClassVar[Literal["none", "consensus"]] = "none"
     """What stands between encoder and head unless the settings say otherwise: FedPAGR's consensus head, or nothing."""
+    predicts: ClassVar[Literal["head", "prototype"]] = "head"
+    """How the method's paper predicts. The other way is measured beside it, unless there is no trained head."""
+    trains_head: ClassVar[bool] = True
+    reads_unlabelled: ClassVar[bool] = False
+    """Whether clients train on unlabelled samples too; these then count in a client's size."""
+    needs_labels: ClassVar[bool] = True
+    """Whether a client without a labelled sample cannot train."""
+    views: ClassVar[tuple[View, ...]] = ()
+    """Which views of unlabelled samples a step is given: `"weak"`, `"strong"`."""
+    labelled_view: ClassVar[View] = "none"
+    """Which view of labelled samples a step is given."""
+    random_numbers: ClassVar[int] = 0
+    """How many uniform random numbers a step is given for each unlabelled sample."""
 
     # --- server -------------------------------------------------------------------------------------------------
     def server_start(self, setup: Setup) -> Bundle:
@@ -148,6 +212,10 @@ class Method:
         """The state after a round. `uploads` is never empty; a round nobody returned from changes nothing."""
         return state
 
+    def measures(self, state: Bundle, round: int) -> Mapping[str, float]:
+        """Numbers about the server's state that belong in the record of each round (a threshold, a phase)."""
+        return {}
+
     def bank_shapes(self, setup: Setup) -> Mapping[str, tuple[int | None, ...]]:
         """Shapes of uploaded banks that are not `[C, d]`, by name (`""` is the main one); None stands for any size."""
         return {}
@@ -161,19 +229,24 @@ class Method:
         """The model a client trains from: received weights where there are any, else its own."""
         return {**weights, **received.weights}
 
+    def expand(self, weights: Mapping[str, Tensor], parameters: Collection[str]) -> Mapping[str, Tensor]:
+        """All that is trained and kept for a model, made from a new one: more than its weights for FedMatch, which splits
+        each of its `parameters` into two. Names beyond the model's are parameters too."""
+        return weights
+
+    def collapse(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The model that expanded weights stand for. Elementwise, as it is also called with stacks."""
+        return weights
+
     def steps(
-        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, generator: torch.Generator
+        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
     ) -> Iterator[Step]:
         """The rows of each training step: whole epochs over the labelled set, shuffled anew each time."""
         for rows in epoch_rows(len(labels), epochs, batch, generator):
             yield Step(rows)
 
-    def views(self, unlabelled: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Weak and strong views of unlabelled samples; without augmentation both are the samples themselves."""
-        return unlabelled, unlabelled
-
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
-        """The terms of the loss by name; their sum is minimised."""
+    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor] | Loss:
+        """The terms of the loss by name; their sum is minimised. With pseudo-labels, a `Loss` that names them."""
         raise TypeError(f"{type(self).__name__} defines no client_loss")
 
     def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
@@ -191,7 +264,10 @@ class Method:
         return 0
 
     def evaluation_bank(self, state: Bundle, own: PrototypeBank) -> PrototypeBank:
-        """The bank for nearest-prototype prediction: the global one where a class has one, else the client's own."""
+        """The bank for nearest-prototype prediction: the global one where a class has one, else the client's own.
+
+        It may be a stack of banks, where `prototype_scores` knows what to do with one.
+        """
         return own if state.bank is None else state.bank.filled_from(own)
 
     def prototype_scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
@@ -227,6 +303,24 @@ def epoch_rows(n: int, epochs: int, batch: int, generator: torch.Generator) -> I
         if batch > 1 and len(rows) > 1 and len(rows[-1]) == 1:
             rows[-2:] = [torch.cat(rows[-2:])]
         yield from rows
+
+
+def paired_epochs(
+    labelled: int, unlabelled: int, epochs: int, batch: int, generator: torch.Generator
+) -> Iterator[Step]:
+    """Whole epochs over both sets: as many steps as the labelled set gives, the unlabelled set dealt evenly to them.
+
+    A set with fewer samples than there are steps is gone through several times; an empty one takes no part.
+    """
+    for _ in range(epochs):
+        own = list(epoch_rows(labelled, 1, batch, generator))
+        if not unlabelled:
+            yield from (Step(rows) for rows in own)
+            continue
+        pool = torch.randperm(unlabelled, generator=generator)
+        pool = pool.repeat(-(-len(own) // unlabelled))
+        for rows, more in zip(own, pool.tensor_split(len(own)), strict=True):
+            yield Step(rows, more)
 
 
 def bank_of(bundle: Bundle) -> PrototypeBank:

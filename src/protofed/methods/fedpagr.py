@@ -25,6 +25,7 @@ class FedPAGR(SharedBank):
 
     paper: ClassVar[str] = "Prasad and Khan, FedPAGR"
     projection: ClassVar[Literal["none", "consensus"]] = "consensus"  # Eq. 1
+    predicts: ClassVar[Literal["head", "prototype"]] = "prototype"
 
     separation: float = 0.5  # λ_S of Eq. 4
     margin: float | None = None  # m of Eq. 6; none: 0.3, from 100 classes on 0.1

@@ -19,6 +19,7 @@ class FedProto(SharedBank):
     """CE + λ·alignment with the mean of the clients' prototypes (Tan et al., AAAI 2022)."""
 
     paper: ClassVar[str] = "Tan et al., AAAI 2022"
+    predicts: ClassVar[Literal["head", "prototype"]] = "prototype"
 
     weight: float = 1.0  # λ; the unit of distance is the mean squared difference over dimensions
     reduction: Literal["mean", "sum"] = "mean"

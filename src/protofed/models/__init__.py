@@ -25,7 +25,9 @@ from .mlp import MLP
 from .mobilenet import MobileNetV2
 from .projection import Projected, Projection, project
 from .resnet import ResNet18
+from .resnet9 import ResNet8, ResNet9
 from .text import Bert
+from .wideresnet import WideResNet
 
 __all__ = [
     "CNN",
@@ -41,8 +43,11 @@ __all__ = [
     "Output",
     "Projected",
     "Projection",
+    "ResNet8",
+    "ResNet9",
     "ResNet18",
     "TinyConvNet4",
+    "WideResNet",
     "adapt",
     "available",
     "build",

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ProtofedError
 from ..registry import Registry
+from .norm import check_norm
 
 Shape = tuple[int, ...]
 LOW = 64  # numbers in a low-level feature, of every model: architectures can then compare theirs
@@ -82,19 +83,25 @@ def no_levels(owner: str) -> ProtofedError:
 
 
 class Classifier(nn.Module):
-    """`encoder` gives a flat embedding of `dim` numbers, `head` the class logits.
+    """`encoder` gives a flat embedding of `dim` numbers, `head` (a linear layer, unless one is given) the class logits.
 
     `dropout` stands between the two, so the embedding that prototypes are made of is never dropped. `levels=True` needs
     an encoder in `Stages`; `owner` is what the error calls the model where it has none.
     """
 
     def __init__(
-        self, encoder: nn.Module, dim: int, num_classes: int, dropout: float = 0.0, owner: str = "this model"
+        self,
+        encoder: nn.Module,
+        dim: int,
+        num_classes: int,
+        dropout: float = 0.0,
+        owner: str = "this model",
+        head: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.head = nn.Linear(dim, num_classes)
+        self.head = nn.Linear(dim, num_classes) if head is None else head
         self.dim = dim
         self.owner = owner
 
@@ -228,12 +235,18 @@ def at_least(owner: str, minimum: float, **settings: float) -> None:
             raise ProtofedError(f"model {owner!r}: {key}={value}; expected at least {minimum}")
 
 
-def check_network(owner: str, stem: str, width: float, embedding: int | None) -> None:
+def check_width(owner: str, width: float) -> None:
+    """One clear line where channels cannot be multiplied by `width`."""
+    if not 0 < width < math.inf:
+        raise ProtofedError(f"model {owner!r}: width={width}; expected a number above 0")
+
+
+def check_network(owner: str, stem: str, width: float, embedding: int | None, norm: str) -> None:
     """One clear line where a setting that the larger image networks share is wrong."""
     if stem not in ("cifar", "imagenet"):
         raise ProtofedError(f"model {owner!r}: stem={stem!r}; expected 'cifar' or 'imagenet'")
-    if not 0 < width < math.inf:
-        raise ProtofedError(f"model {owner!r}: width={width}; expected a number above 0")
+    check_width(owner, width)
+    check_norm(owner, norm)
     if embedding is not None:
         at_least(owner, 1, embedding=embedding)
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import ProtofedError
 from .base import Classifier, Staged, at_least, image_shape, register
+from .norm import Norm, check_norm, norm_layer
 
 
 @register("cnn")
@@ -19,7 +20,8 @@ class CNN:
     embedding; a ReLU after each.
 
     `dropout` stands where the published network has it, with 0.5: whole channels after the second convolution, and
-    single values between embedding and head. With 0 there are no dropout layers.
+    single values between embedding and head. With 0 there are no dropout layers. `norm` adds a layer after each
+    convolution, which the published network has not.
     """
 
     name: ClassVar[str]
@@ -27,11 +29,13 @@ class CNN:
     channels: tuple[int, int] = (10, 20)
     kernel: int = 5
     dropout: float = 0.0
+    norm: Norm = "none"
 
     def __post_init__(self) -> None:
         at_least("cnn", 1, embedding=self.embedding, channels=min(self.channels), kernel=self.kernel)
         if not 0 <= self.dropout < 1:
             raise ProtofedError(f"model 'cnn': dropout={self.dropout}; expected at least 0 and below 1")
+        check_norm("cnn", self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         # (side − k + 1) / 2 must leave k + 1 pixels for the second convolution and pooling
@@ -40,9 +44,11 @@ class CNN:
         height, width = (((side - self.kernel + 1) // 2 - self.kernel + 1) // 2 for side in sides)
         layers: list[tuple[str, nn.Module]] = [
             ("conv1", nn.Conv2d(channels, first, self.kernel)),
+            ("norm1", norm_layer(self.norm, first)),
             ("pool1", nn.MaxPool2d(2)),
             ("relu1", nn.ReLU()),
             ("conv2", nn.Conv2d(first, second, self.kernel)),
+            ("norm2", norm_layer(self.norm, second)),
             *([("drop2", nn.Dropout2d(self.dropout))] if self.dropout else []),
             ("pool2", nn.MaxPool2d(2)),
             ("relu2", nn.ReLU()),
@@ -50,4 +56,4 @@ class CNN:
             ("fc1", nn.Linear(second * height * width, self.embedding)),
             ("relu3", nn.ReLU()),
         ]
-        return Classifier(Staged(OrderedDict(layers), cut=3), self.embedding, num_classes, self.dropout)
+        return Classifier(Staged(OrderedDict(layers), cut=4), self.embedding, num_classes, self.dropout)

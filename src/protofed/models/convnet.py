@@ -10,13 +10,13 @@ from typing import ClassVar
 from torch import nn
 
 from .base import Classifier, Staged, at_least, image_shape, register
-from .norm import BatchNorm2d
+from .norm import Norm, check_norm, norm_layer
 
 NATIVE = 256
 
 
 class ConvNet4:
-    """Blocks of a 3×3 convolution of stride 2, batch norm and ReLU; the mean over pixels; the embedding; the head.
+    """Blocks of a 3×3 convolution of stride 2, normalisation and ReLU; the mean over pixels; the embedding; the head.
 
     The table's 1×1 convolution after the pool, which gives the embedding, is the linear layer `project`: the same on one
     pixel. `TinyConvNet4` has it only where the embedding is not the width of its one block.
@@ -25,10 +25,12 @@ class ConvNet4:
     name: ClassVar[str]
     widths: ClassVar[tuple[int, ...]]
     embedding: int | None
+    norm: Norm
 
     def __post_init__(self) -> None:
         if self.embedding is not None:
             at_least(self.name, 1, embedding=self.embedding)
+        check_norm(self.name, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         channels, _, _ = image_shape(self.name, sample_shape)
@@ -37,7 +39,7 @@ class ConvNet4:
         for i, (before, after) in enumerate(pairwise((channels, *self.widths)), start=1):
             layers += [
                 (f"conv{i}", nn.Conv2d(before, after, 3, 2, padding=1, bias=False)),
-                (f"bn{i}", BatchNorm2d(after)),
+                (f"bn{i}", norm_layer(self.norm, after)),
                 (f"relu{i}", nn.ReLU()),
             ]
         layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flat", nn.Flatten())]
@@ -53,6 +55,7 @@ class TinyConvNet4(ConvNet4):
 
     widths: ClassVar[tuple[int, ...]] = (256,)
     embedding: int | None = None
+    norm: Norm = "batch"
 
 
 @register("middleconvnet4")
@@ -62,6 +65,7 @@ class MiddleConvNet4(ConvNet4):
 
     widths: ClassVar[tuple[int, ...]] = (16, 32)
     embedding: int | None = None
+    norm: Norm = "batch"
 
 
 @register("largeconvnet4")
@@ -71,3 +75,4 @@ class LargeConvNet4(ConvNet4):
 
     widths: ClassVar[tuple[int, ...]] = (16, 32, 64, 128, 256)
     embedding: int | None = None
+    norm: Norm = "batch"

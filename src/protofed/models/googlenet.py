@@ -1,4 +1,4 @@
-"""GoogLeNet, the first Inception network, with batch norm and torchvision's parameter names."""
+"""GoogLeNet, the first Inception network, with batch norm by default and torchvision's parameter names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .base import Classifier, check_network, image_shape, projection, register, scaled
-from .norm import BatchNorm2d
+from .norm import Norm, norm_layer
 
 # channels of 1×1; of 1×1 then 3×3, twice; and of 1×1 after the pool
 INCEPTIONS = {
@@ -27,12 +27,12 @@ INCEPTIONS = {
 
 
 class ConvNorm(nn.Module):
-    """Convolution, batch norm, ReLU."""
+    """Convolution, normalisation, ReLU."""
 
-    def __init__(self, before: int, after: int, kernel: int, stride: int = 1) -> None:
+    def __init__(self, before: int, after: int, norm: Norm, kernel: int, stride: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
-        self.bn = BatchNorm2d(after, eps=0.001)
+        self.bn = norm_layer(norm, after, eps=0.001)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.bn(self.conv(x)))
@@ -41,12 +41,14 @@ class ConvNorm(nn.Module):
 class Inception(nn.Module):
     """Four branches side by side, their channels concatenated. The third is 3×3, not the paper's 5×5, as torchvision's."""
 
-    def __init__(self, before: int, one: int, in3: int, out3: int, in5: int, out5: int, pooled: int) -> None:
+    def __init__(
+        self, before: int, norm: Norm, one: int, in3: int, out3: int, in5: int, out5: int, pooled: int
+    ) -> None:
         super().__init__()
-        self.branch1 = ConvNorm(before, one, 1)
-        self.branch2 = nn.Sequential(ConvNorm(before, in3, 1), ConvNorm(in3, out3, 3))
-        self.branch3 = nn.Sequential(ConvNorm(before, in5, 1), ConvNorm(in5, out5, 3))
-        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), ConvNorm(before, pooled, 1))
+        self.branch1 = ConvNorm(before, one, norm, 1)
+        self.branch2 = nn.Sequential(ConvNorm(before, in3, norm, 1), ConvNorm(in3, out3, norm, 3))
+        self.branch3 = nn.Sequential(ConvNorm(before, in5, norm, 1), ConvNorm(in5, out5, norm, 3))
+        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), ConvNorm(before, pooled, norm, 1))
         self.channels = one + out3 + out5 + pooled
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,19 +62,20 @@ def halving(kernel: int) -> nn.MaxPool2d:
 class GoogLeNetEncoder(nn.Module):
     """Everything before torchvision's `fc`, without auxiliary heads; the stem is the early stage."""
 
-    def __init__(self, channels: int, stem: str, width: float, embedding: int | None) -> None:
+    def __init__(self, channels: int, stem: str, width: float, embedding: int | None, norm: Norm) -> None:
         super().__init__()
         first, last = scaled(64, width), scaled(192, width)
         if stem == "imagenet":
-            self.conv1, self.maxpool1 = ConvNorm(channels, first, 7, 2), halving(3)
-            self.conv2, self.conv3, self.maxpool2 = ConvNorm(first, first, 1), ConvNorm(first, last, 3), halving(3)
+            self.conv1, self.maxpool1 = ConvNorm(channels, first, norm, 7, 2), halving(3)
+            self.conv2, self.conv3 = ConvNorm(first, first, norm, 1), ConvNorm(first, last, norm, 3)
+            self.maxpool2 = halving(3)
             self.stem: tuple[str, ...] = ("conv1", "maxpool1", "conv2", "conv3", "maxpool2")
         else:
-            self.conv1 = ConvNorm(channels, last, 3)
+            self.conv1 = ConvNorm(channels, last, norm, 3)
             self.stem = ("conv1",)
         self.maxpool3, self.maxpool4 = halving(3), halving(2)
         for name, widths in INCEPTIONS.items():
-            block = Inception(last, *(scaled(n, width) for n in widths))
+            block = Inception(last, norm, *(scaled(n, width) for n in widths))
             self.add_module(f"inception{name}", block)
             last = block.channels
         self.dim = last if embedding is None else embedding
@@ -110,12 +113,13 @@ class GoogLeNet:
     stem: Literal["cifar", "imagenet"] = "cifar"
     width: float = 1.0
     embedding: int | None = None
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
-        check_network("googlenet", self.stem, self.width, self.embedding)
+        check_network("googlenet", self.stem, self.width, self.embedding, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         # each pool of 3 needs two pixels; the imagenet stem comes to the third of them with an eighth of the side
         channels, _, _ = image_shape("googlenet", sample_shape, smallest=15 if self.stem == "imagenet" else 2)
-        encoder = GoogLeNetEncoder(channels, self.stem, self.width, self.embedding)
+        encoder = GoogLeNetEncoder(channels, self.stem, self.width, self.embedding, self.norm)
         return Classifier(encoder, encoder.dim, num_classes)

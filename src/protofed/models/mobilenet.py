@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from .base import Classifier, check_network, image_shape, projection, register
-from .norm import BatchNorm2d
+from .norm import Norm, norm_layer
 
 FIRST, LAST = 32, 1280
 # expansion, channels, blocks, stride of the first of them (Table 2)
@@ -23,10 +23,10 @@ def divisible(channels: int, width: float) -> int:
     return nearest if nearest >= 0.9 * wanted else nearest + 8
 
 
-def conv_norm(before: int, after: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def conv_norm(before: int, after: int, norm: Norm, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
-        BatchNorm2d(after),
+        norm_layer(norm, after),
         nn.ReLU6(),
     )
 
@@ -34,15 +34,15 @@ def conv_norm(before: int, after: int, kernel: int, stride: int = 1, groups: int
 class InvertedResidual(nn.Module):
     """Widen, convolve each channel on its own, narrow without activation; a shortcut where the shape stays."""
 
-    def __init__(self, before: int, after: int, stride: int, expansion: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()
         inner = before * expansion
         self.shortcut = stride == 1 and before == after
         self.conv = nn.Sequential(
-            *([conv_norm(before, inner, 1)] if expansion != 1 else []),
-            conv_norm(inner, inner, 3, stride, groups=inner),
+            *([conv_norm(before, inner, norm, 1)] if expansion != 1 else []),
+            conv_norm(inner, inner, norm, 3, stride, groups=inner),
             nn.Conv2d(inner, after, 1, bias=False),
-            BatchNorm2d(after),
+            norm_layer(norm, after),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,19 +52,19 @@ class InvertedResidual(nn.Module):
 class MobileNetV2Encoder(nn.Module):
     """torchvision's `features` and the mean over pixels; the early stage ends after the first block."""
 
-    def __init__(self, channels: int, stem: str, width: float, embedding: int | None) -> None:
+    def __init__(self, channels: int, stem: str, width: float, embedding: int | None, norm: Norm) -> None:
         super().__init__()
         small = stem == "cifar"
         before = divisible(FIRST, width)
-        layers: list[nn.Module] = [conv_norm(channels, before, 3, 1 if small else 2)]
+        layers: list[nn.Module] = [conv_norm(channels, before, norm, 3, 1 if small else 2)]
         for stage, (expansion, channels_out, blocks, first) in enumerate(STAGES):
             after = divisible(channels_out, width)
             for block in range(blocks):
                 stride = first if block == 0 and not (small and stage == 1) else 1
-                layers.append(InvertedResidual(before, after, stride, expansion))
+                layers.append(InvertedResidual(before, after, stride, expansion, norm))
                 before = after
         native = divisible(LAST, width)
-        self.features = nn.Sequential(*layers, conv_norm(before, native, 1))
+        self.features = nn.Sequential(*layers, conv_norm(before, native, norm, 1))
         self.dim = native if embedding is None else embedding
         self.project = projection(native, self.dim)
 
@@ -96,11 +96,12 @@ class MobileNetV2:
     stem: Literal["cifar", "imagenet"] = "cifar"
     width: float = 1.0
     embedding: int | None = None
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
-        check_network("mobilenetv2", self.stem, self.width, self.embedding)
+        check_network("mobilenetv2", self.stem, self.width, self.embedding, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         channels, _, _ = image_shape("mobilenetv2", sample_shape)
-        encoder = MobileNetV2Encoder(channels, self.stem, self.width, self.embedding)
+        encoder = MobileNetV2Encoder(channels, self.stem, self.width, self.embedding, self.norm)
         return Classifier(encoder, encoder.dim, num_classes)

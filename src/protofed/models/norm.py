@@ -1,9 +1,18 @@
-"""Batch norm that runs as a stack of clients."""
+"""Normalisation layers that run as a stack of clients, and the choice between them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, TypeGuard, get_args
+
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ..errors import ProtofedError
+
+Norm = Literal["none", "batch", "group", "static"]
+GROUPS = 32
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -24,3 +33,74 @@ class BatchNorm2d(nn.BatchNorm2d):
             self.momentum or 0.0,
             self.eps,
         )
+
+
+class StaticBatchNorm2d(nn.BatchNorm2d):
+    """Static batch norm (sBN; Diao et al., HeteroFL, 2021): training keeps no running statistics.
+
+    A training batch is normalised by its own statistics. Those that evaluation uses come from passes over data within
+    `collecting`. They are buffers with batch norm's names, so they travel with the weights, and a server that averages
+    weights makes the clients' mean of them.
+    """
+
+    share: float | None = None  # of the batch in the statistics, while they are collected
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.share is None and self.training:
+            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        collects = self.share is not None
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, collects, self.share or 0.0, self.eps
+        )
+
+
+def norm_layer(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
+    """The layer after a convolution; nothing for `"none"`.
+
+    Group norm has as many groups as divide the channels, at most 32: with 32 channels or fewer, each is its own group.
+    """
+    if kind == "batch":
+        return BatchNorm2d(channels, eps)
+    if kind == "static":
+        return StaticBatchNorm2d(channels, eps)
+    if kind == "group":
+        groups = next(n for n in range(min(GROUPS, channels), 0, -1) if channels % n == 0)
+        return nn.GroupNorm(groups, channels, eps)
+    return nn.Identity()
+
+
+def check_norm(owner: str, norm: str) -> None:
+    """One clear line where the kind is none of ours."""
+    if norm not in get_args(Norm):
+        expected = ", ".join(map(repr, get_args(Norm)))
+        raise ProtofedError(f"model {owner!r}: norm={norm!r}; expected one of {expected}")
+
+
+def is_static(layer: nn.Module) -> TypeGuard[StaticBatchNorm2d]:
+    return isinstance(layer, StaticBatchNorm2d)
+
+
+def collects(module: nn.Module) -> bool:
+    """Whether a module's statistics are to be collected after training, with `collecting`."""
+    return any(map(is_static, module.modules()))
+
+
+@contextmanager
+def collecting(module: nn.Module, k: int) -> Iterator[None]:
+    """Around the k-th forward pass, counted from 1, of those that collect the statistics of static batch norm.
+
+    Each such layer normalises by the batch's own statistics, whether the module trains or not, and moves its buffers by
+    1/k of the way to them: the buffers become the mean over the passes, each counting the same, and the first replaces
+    what was there. The variance is the mean of the batches' unbiased variances, as PyTorch collects it for
+    `momentum=None`. Use `module.eval()`, for dropout, and no gradient.
+    """
+    if k < 1:
+        raise ValueError(f"passes are counted from 1, not {k}")
+    layers = [layer for layer in module.modules() if is_static(layer)]
+    try:
+        for layer in layers:
+            layer.share = 1 / k
+        yield
+    finally:
+        for layer in layers:
+            layer.share = None

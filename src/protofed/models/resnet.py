@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ..errors import ProtofedError
 from .base import Classifier, check_network, image_shape, projection, register, scaled
-from .norm import BatchNorm2d
+from .norm import Norm, norm_layer
 
 WIDTHS = (64, 128, 256, 512)
 
@@ -27,13 +27,14 @@ def conv3x3(before: int, after: int, stride: int = 1) -> nn.Conv2d:
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions beside a shortcut (He et al., 2016)."""
 
-    def __init__(self, before: int, after: int, stride: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1, self.bn1 = conv3x3(before, after, stride), BatchNorm2d(after)
-        self.conv2, self.bn2 = conv3x3(after, after), BatchNorm2d(after)
+        self.conv1, self.bn1 = conv3x3(before, after, stride), norm_layer(norm, after)
+        self.conv2, self.bn2 = conv3x3(after, after), norm_layer(norm, after)
         self.downsample = nn.Sequential()
         if stride != 1 or before != after:
-            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), BatchNorm2d(after))
+            shortcut = nn.Conv2d(before, after, 1, stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, norm_layer(norm, after))
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.bn1(self.conv1(x)))
@@ -43,18 +44,18 @@ class BasicBlock(nn.Module):
 class ResNetEncoder(nn.Module):
     """Everything before torchvision's `fc`; a `project` layer follows where another width than its own is asked for."""
 
-    def __init__(self, channels: int, stem: str, width: float, embedding: int | None) -> None:
+    def __init__(self, channels: int, stem: str, width: float, embedding: int | None, norm: Norm) -> None:
         super().__init__()
         a, b, c, d = (scaled(n, width) for n in WIDTHS)
         self.dim = d if embedding is None else embedding
         large = stem == "imagenet"
         self.conv1 = nn.Conv2d(channels, a, 7, 2, padding=3, bias=False) if large else conv3x3(channels, a)
-        self.bn1 = BatchNorm2d(a)
+        self.bn1 = norm_layer(norm, a)
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if large else nn.Identity()
-        self.layer1 = nn.Sequential(BasicBlock(a, a, 1), BasicBlock(a, a, 1))
-        self.layer2 = nn.Sequential(BasicBlock(a, b, 2), BasicBlock(b, b, 1))
-        self.layer3 = nn.Sequential(BasicBlock(b, c, 2), BasicBlock(c, c, 1))
-        self.layer4 = nn.Sequential(BasicBlock(c, d, 2), BasicBlock(d, d, 1))
+        self.layer1 = nn.Sequential(BasicBlock(a, a, 1, norm), BasicBlock(a, a, 1, norm))
+        self.layer2 = nn.Sequential(BasicBlock(a, b, 2, norm), BasicBlock(b, b, 1, norm))
+        self.layer3 = nn.Sequential(BasicBlock(b, c, 2, norm), BasicBlock(c, c, 1, norm))
+        self.layer4 = nn.Sequential(BasicBlock(c, d, 2, norm), BasicBlock(d, d, 1, norm))
         self.project = projection(d, self.dim)
 
     def early(self, x: Tensor) -> Tensor:
@@ -74,7 +75,8 @@ class ResNet18:
 
     `stem="cifar"` begins with a 3×3 convolution for small images, `"imagenet"` with a 7×7 one of stride 2 and a max
     pool. `pretrained` is a file of torchvision's ResNet-18 weights (`.safetensors`, `.pt` or `.pth`); its `fc` is
-    used as the head where the number of classes is the same, and left out otherwise. `width` multiplies every number of
+    used as the head where the number of classes is the same, and left out otherwise; it needs `norm` batch or static.
+    `width` multiplies every number of
     channels, the embedding's 512 too; another `embedding` adds a linear layer.
     """
 
@@ -83,15 +85,20 @@ class ResNet18:
     pretrained: str | None = None
     embedding: int | None = None
     width: float = 1.0
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
-        check_network("resnet18", self.stem, self.width, self.embedding)
+        check_network("resnet18", self.stem, self.width, self.embedding, self.norm)
         if self.pretrained is not None and self.width != 1:
             raise ProtofedError(f"model 'resnet18': width={self.width}; expected 1.0 with pretrained={self.pretrained}")
+        if self.pretrained is not None and self.norm not in ("batch", "static"):
+            raise ProtofedError(
+                f"model 'resnet18': norm={self.norm!r}; expected 'batch' or 'static' with pretrained={self.pretrained}"
+            )
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         channels, _, _ = image_shape("resnet18", sample_shape)
-        encoder = ResNetEncoder(channels, self.stem, self.width, self.embedding)
+        encoder = ResNetEncoder(channels, self.stem, self.width, self.embedding, self.norm)
         model = Classifier(encoder, encoder.dim, num_classes)
         if self.pretrained is not None:
             load_torchvision(model, Path(self.pretrained).expanduser())

@@ -1,0 +1,97 @@
+"""ResNet8 and ResNet9 of ProtoFSSL (Table 6), which come from FedMatch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from .base import Classifier, Staged, check_width, image_shape, register, scaled
+from .norm import Norm, check_norm, norm_layer
+
+
+class Unit(nn.Sequential):
+    """A 3×3 convolution, normalisation, ReLU.
+
+    Weights begin with a variance of 1 over the number of inputs, as the paper's code has it: without normalisation,
+    PyTorch's third of that makes embeddings a tenth as large.
+    """
+
+    def __init__(self, before: int, after: int, norm: Norm) -> None:
+        conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="linear")
+        super().__init__(conv, norm_layer(norm, after), nn.ReLU())
+
+
+class Skip(nn.Sequential):
+    """Layers beside a shortcut; nothing follows the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class ZeroHead(nn.Module):
+    """Logits that are zeros, for a model that predicts by prototypes alone.
+
+    They are the sum of none of the embedding's numbers, so that a loss of logits only has a gradient, which is zero.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.num_classes = num_classes
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z[..., :0].sum(-1, keepdim=True).expand(*z.shape[:-1], self.num_classes)
+
+
+@register("resnet9")
+@dataclass(frozen=True)
+class ResNet9:
+    """ResNet9 of ProtoFSSL's baselines: eight convolutions and a linear head, all without bias.
+
+    The last max pool is over the whole image. `width` multiplies every number of channels, the embedding's 512 too.
+    """
+
+    name: ClassVar[str]
+    width: float = 1.0
+    norm: Norm = "none"
+
+    def __post_init__(self) -> None:
+        check_width(self.name, self.width)
+        check_norm(self.name, self.norm)
+
+    def head(self, dim: int, num_classes: int) -> nn.Module:
+        return nn.Linear(dim, num_classes, bias=False)
+
+    def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        channels, *sides = image_shape(self.name, sample_shape, smallest=16)
+        a, b, c, d = (scaled(n, self.width) for n in (64, 128, 256, 512))
+        height, width = (side // 8 for side in sides)  # what three poolings leave: 4 of 32
+        layers: list[tuple[str, nn.Module]] = [
+            ("conv1", Unit(channels, a, self.norm)),
+            ("conv2", Unit(a, b, self.norm)),
+            ("pool1", nn.MaxPool2d(2)),
+            ("skip1", Skip(Unit(b, b, self.norm), Unit(b, b, self.norm))),
+            ("conv5", Unit(b, c, self.norm)),
+            ("pool2", nn.MaxPool2d(2)),
+            ("conv6", Unit(c, d, self.norm)),
+            ("pool3", nn.MaxPool2d(2)),
+            ("skip2", Skip(Unit(d, d, self.norm), Unit(d, d, self.norm))),
+            ("pool4", nn.MaxPool2d((height, width))),
+            ("flat", nn.Flatten()),
+        ]
+        return Classifier(Staged(OrderedDict(layers), cut=3), d, num_classes, head=self.head(d, num_classes))
+
+
+@register("resnet8")
+@dataclass(frozen=True)
+class ResNet8(ResNet9):
+    """ResNet8 of ProtoFSSL: ResNet9 without its head.
+
+    Its logits are zeros, so it is for methods that learn and predict by prototypes; a projection gives it a head.
+    """
+
+    def head(self, dim: int, num_classes: int) -> nn.Module:
+        return ZeroHead(num_classes)

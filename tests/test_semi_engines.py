@@ -1,0 +1,74 @@
+"""Methods that read unlabelled samples: every engine equals the plain loop, and nobody reads a held-back label."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from protofed import methods
+from protofed.experiment.run import build
+from protofed.experiment.settings import resolve
+
+from test_engines import ENGINES, LOOP, assert_same, finish, images
+from conftest import SMALL, blobs
+
+SEMI = [name for name in methods.available() if methods.registry[name].reads_unlabelled] + ["fedsap"]
+CHANGES = {"rounds": 3, "batch": 5, "participation": 0.8, "epochs": 2, "labels": "client", "labels_per_class": 4, "shot": 16}
+
+
+def settings_of(method, **more):
+    changes = {**SMALL, "data": blobs(per_class=60), **CHANGES, **more}
+    if method == "fedsap":
+        changes |= {"alignment": {"start": 0, "end": 2}, "supervised_rounds": 1}
+    if method == "fedmatch":
+        changes |= {"refresh": 2, "lr": 0.001, "threshold": 0.3}
+    if method.startswith("fixmatch") or method == "fedrgd":
+        changes |= {"threshold": 0.3}
+    return resolve(method, changes)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("method", SEMI)
+def test_unlabelled_samples_on_every_engine_equal_the_plain_loop(method, engine):
+    settings = settings_of(method, shot_spread=3.0)
+    assert_same(settings, ENGINES[engine])
+    _, _, one = finish(settings, LOOP)
+    _, _, other = finish(settings, ENGINES[engine])
+    assert one[-1].measures
+    for a, b in zip(one, other, strict=True):
+        assert a.measures == pytest.approx(b.measures, abs=0.02), a.round
+
+
+@pytest.mark.parametrize("method", SEMI)
+def test_no_method_reads_a_held_back_label(method):
+    """With every held-back label replaced, all that is trained, sent and predicted stays the same to the bit."""
+
+    def run(wrong):
+        settings, federation = build(settings_of(method).with_engine(LOOP))
+        if wrong:
+            federation.engine.task = replace(
+                federation.engine.task, held_back=[(h + 1) % 3 for h in federation.data.held_back]
+            )
+        records = list(federation)
+        return records, federation.state, federation.engine.export()
+
+    one, state, clients = run(False)
+    other, same_state, same_clients = run(True)
+    for a, b in zip(one, other, strict=True):
+        assert (a.terms, a.up, a.down, a.scores) == (b.terms, b.up, b.down, b.scores)
+    assert one[-1].measures != other[-1].measures
+    for name, value in state.weights.items():
+        assert torch.equal(value, same_state.weights[name])
+    for client, kept in clients.items():
+        assert all(torch.equal(v, same_clients[client].weights[n]) for n, v in kept.weights.items())
+
+
+@pytest.mark.parametrize("engine", ["stack", "workers stack"])
+@pytest.mark.parametrize("norm", ["batch", "static", "group"])
+def test_normalisation_with_unlabelled_samples(norm, engine):
+    changes = {k: v for k, v in SMALL.items() if k not in ("hidden", "embedding", "model")}
+    changes |= {**CHANGES, "model": "cnn", "channels": [2, 3], "embedding": 6, "norm": norm, "clients": 3, "rounds": 2}
+    changes |= {"shot": 12, "shot_spread": 2.0, "lr": 0.005, "threshold": 0.3}
+    assert_same(resolve("fixmatch-fedavg", {**changes, "data": images(per_class=40)}), ENGINES[engine])
