@@ -15,7 +15,15 @@ from test_engines import ENGINES, LOOP, assert_same, finish, images
 from conftest import SMALL, blobs
 
 SEMI = [name for name in methods.available() if methods.registry[name].reads_unlabelled] + ["fedsap"]
-CHANGES = {"rounds": 3, "batch": 5, "participation": 0.8, "epochs": 2, "labels": "client", "labels_per_class": 4, "shot": 16}
+CHANGES = {
+    "rounds": 3,
+    "batch": 5,
+    "participation": 0.8,
+    "epochs": 2,
+    "labels": "client",
+    "labels_per_class": 4,
+    "shot": 16,
+}
 
 
 def settings_of(method, **more):

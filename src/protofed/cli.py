@@ -244,16 +244,21 @@ class By(str, Enum):
 @app.command()
 def confusion(
     folder: Path,
-    by: Annotated[By, typer.Option(help="Predictions by the classifier head, or by the nearest prototype.")] = By.head,
+    by: Annotated[
+        By | None,
+        typer.Option(
+            help="Predictions by the head, or by the nearest prototype; default: by head where one is trained."
+        ),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw the picture here (.png, .svg or .pdf); default: in the run folder.")
     ] = None,
 ) -> None:
     """Print and draw what each client of a run takes for what: `protofed confusion runs/NAME --by prototype`."""
     console = make_console()
-    confusions = read_confusions(folder, by.value)
+    confusions = read_confusions(folder, by.value if by else None)
     print_table(console, confusion_table(confusions))
-    place = picture or folder / f"confusion-{by.value}.png"
+    place = picture or folder / f"confusion-{confusions.by}.png"
     try:
         draw_confusions(confusions, place)
     except OSError as error:

@@ -125,7 +125,7 @@ class CompareWatch:
     def __call__(self, cell: CellProgress) -> None:
         done = cell.round >= cell.rounds
         self.finished += done
-        note = "" if cell.accuracy is None else f"head {cell.accuracy:6.2%}"
+        note = "" if cell.accuracy is None else f"{cell.by} {cell.accuracy:6.2%}"
         note += "" if cell.loss is None or not note else f"  loss {cell.loss:.4f}"
         if self.progress is None:
             if done:

@@ -124,7 +124,7 @@ class RunFolder:
         if not taken:
             return
         first = taken[0][1]
-        content = {
+        content: dict[str, Any] = {
             "z": np.concatenate([s.z for _, s in taken]),
             "y": np.concatenate([s.y for _, s in taken]),
             "client": np.concatenate([np.full(len(s.y), c) for c, s in taken]),

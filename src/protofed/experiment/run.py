@@ -184,10 +184,9 @@ def begin_from(folder: Path, settings: Settings, federation: Federation) -> None
             raise ProtofedError(
                 f"start_from={folder}: its {key} is {before.get(key)!r}, here it is {now.get(key)!r}; they must be the same"
             )
-    if before.get("method", {}).get("name") != settings.method.name:
-        raise ProtofedError(
-            f"start_from={folder}: a run of {before.get('method', {}).get('name')}; {settings.method.name} cannot go on from it"
-        )
+    method = before.get("method", {}).get("name")
+    if method != settings.method.name:
+        raise ProtofedError(f"start_from={folder}: a run of {method}; {settings.method.name} cannot go on from it")
     checkpoint.load(federation, folder / "checkpoint")
     if federation.round == 0:
         raise ProtofedError(f"start_from={folder}: it has no checkpoint")
@@ -211,6 +210,8 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
     with threads_kept():
         settings, federation = build(settings)
         checkpoint.load(federation, place.checkpoint)
+        if settings.general.start_from and federation.round == 0:  # stopped before its first checkpoint
+            begin_from(Path(settings.general.start_from), settings, federation)
         history = scale.on_first(lambda: place.rewind(federation.round))
         return _drive(settings, federation, place, history, watch)
 

@@ -19,7 +19,7 @@ from ..models.base import ModelSpec, Output
 from ..wire import Bundle
 from .local import ClientState, Outcome, Skeleton, Task, client_size, train_client
 from .optimiser import LocalSettings
-
+from .server import train_server
 
 SHAPE_SAMPLES = 300  # of a client's test samples, for silhouette and snapshots
 SNAPSHOT_CLIENTS = 6
@@ -54,6 +54,10 @@ class Engine(Protocol):
 
     def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
         """Train the clients that were sent something; each client's state afterwards is kept."""
+        ...
+
+    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+        """The server's state after training on its own data, its loss terms, and what failed (then there is no state)."""
         ...
 
     def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
@@ -123,9 +127,7 @@ class PlainEngine:
             if id(message) not in arrived:  # the same for all: decoded once
                 arrived[id(message)] = wire.decode(message, f"server's message to client {client}").to(self.device)
             data = self.data.clients[client]
-            done = train_client(
-                self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round
-            )
+            done = train_client(self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round)
             encoded = None if done.upload is None else wire.encode(done.upload)
             after = done.state
             if isinstance(self.clients, dict) and encoded is not None:
@@ -136,6 +138,13 @@ class PlainEngine:
             size = client_size(self.method, data)
             outcomes[client] = Outcome(encoded, size, done.terms, done.failure, done.pseudo)
         return outcomes
+
+    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+        done = train_server(
+            self.task, self.skeleton, self.data, Bundle(weights=self.start), state.to(self.device), round
+        )
+        after = None if done.upload is None else done.upload.copied().to("cpu")  # the module's own tensors
+        return after, done.terms, done.failure
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @property

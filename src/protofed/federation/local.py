@@ -219,9 +219,7 @@ def client_size(method: Method, data: ClientData) -> int:
 def planned_steps(task: Task, data: ClientData, client: int, round: int) -> Iterator[Step]:
     order = seeds.torch_stream(task.seed, "batches", client, round)
     local = task.local
-    return task.method.steps(
-        data.labelled.labels, len(data.unlabelled or ()), local.epochs, local.batch, round, order
-    )
+    return task.method.steps(data.labelled.labels, len(data.unlabelled or ()), local.epochs, local.batch, round, order)
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
@@ -258,8 +256,9 @@ def viewed_pool(task: Task, data: ClientData, view: View, client: int, round: in
 def all_samples(data: ClientData) -> Iterator[Tensor]:
     """Everything a client may train on, in pieces."""
     for part in (data.labelled, data.unlabelled):
-        n = len(part or ())
-        for rows in torch.arange(n).tensor_split(-(-n // STATISTICS_BATCH)) if part is not None and n > 1 else ():
+        if part is None or len(part) < 2:  # one sample has no deviation
+            continue
+        for rows in torch.arange(len(part)).tensor_split(-(-len(part) // STATISTICS_BATCH)):
             yield part.take(rows)[0] if isinstance(part, Samples) else part.take(rows)
 
 
@@ -336,17 +335,15 @@ def step_size(step: Step) -> int:
 def pseudo_counts(
     task: Task, data: ClientData, client: int, guesses: Sequence[Pseudo], rows: Sequence[Tensor]
 ) -> dict[str, float]:
-    held_back = task.held_back[client] if task.held_back else None
-    if not guesses or held_back is None:
+    held_back = task.held_back[client] if guesses and task.held_back else None
+    if held_back is None:
         return {}
     label, accepted, score = (torch.cat(column) for column in zip(*guesses, strict=True))
     truth = held_back[torch.cat(list(rows)).to(held_back.device)].to(label.device)
     return tally(label, accepted, score, truth, data.classes.to(label.device))
 
 
-def _batches(
-    task: Task, skeleton: Skeleton, data: ClientData, client: int, round: int
-) -> Iterator[tuple[Step, Batch]]:
+def _batches(task: Task, skeleton: Skeleton, data: ClientData, client: int, round: int) -> Iterator[tuple[Step, Batch]]:
     """Each step with its samples, which are fetched and augmented for many steps at once."""
     steps = planned_steps(task, data, client, round)
     stream = seeds.torch_stream(task.seed, "views", client, round)
@@ -364,7 +361,11 @@ def _batches(
 
 
 def _pool_batches(
-    task: Task, skeleton: Skeleton, pool: Unlabelled | None, group: Sequence[Step], drawn: Sequence[Mapping[str, Tensor]]
+    task: Task,
+    skeleton: Skeleton,
+    pool: Unlabelled | None,
+    group: Sequence[Step],
+    drawn: Sequence[Mapping[str, Tensor]],
 ) -> list[dict[str, Tensor]]:
     """The unlabelled part of each batch of a group."""
     rows = [step.unlabelled for step in group if step.unlabelled is not None]

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle
 from .engine import Judging, PlainEngine
@@ -68,6 +69,9 @@ class MixedEngine:
         for which, share in self._shares(list(downloads)).items():
             outcomes |= self.parts[which].train(round, {c: downloads[c] for c in share})
         return {c: outcomes[c] for c in downloads}  # in the order asked: a sum depends on it
+
+    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+        raise ProtofedError(f"{self.method.name} trains a model at the server, so all clients need one architecture")
 
     def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
         scores: dict[int, Scores] = {}

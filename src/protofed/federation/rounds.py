@@ -123,6 +123,7 @@ class Federation:
     def step(self) -> Record:
         began = time.perf_counter()
         round = self.round + 1
+        at_server = self._train_server(round)
         chosen = self.participants(round)
         downloads, down = self._send(chosen, round)
         outcomes = self.engine.train(round, downloads)
@@ -133,12 +134,24 @@ class Federation:
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
         self.round = round
         terms = _mean_terms([o for c, o in outcomes.items() if c not in dropped])
-        record = Record(round, chosen, dropped, sum(terms.values()) if terms else math.nan, terms, up, down)
+        loss = sum(terms.values()) if terms else math.nan
+        record = Record(round, chosen, dropped, loss, terms | at_server, up, down)
         record.measures = pooled([o.pseudo for o in outcomes.values()]) | dict(self.method.measures(self.state, round))
         record.seconds = time.perf_counter() - began
         if round % self.evaluate_every == 0 or round == self.rounds:
             self._evaluate(record)
         return record
+
+    def _train_server(self, round: int) -> dict[str, float]:
+        """The server's own training, where the method has one. One that goes to NaN is as if it had not been."""
+        if not self.method.server_epochs:
+            return {}
+        state, terms, failure = self.engine.train_server(self.state, round)
+        if state is None:
+            log.warning("round %d: the server's own training failed: %s; it keeps its state", round, failure)
+            return {}
+        self.state = state
+        return {f"server {name}": value for name, value in terms.items()}
 
     def _send(self, chosen: Sequence[int], round: int) -> tuple[dict[int, bytes], Counter[str]]:
         """What each client is sent, encoded. A message that is the same for all is encoded once."""

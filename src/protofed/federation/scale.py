@@ -89,6 +89,10 @@ class ScaledEngine:
         outcomes = {c: outcome for share in gather(own) for c, outcome in share.items()}
         return {c: outcomes[c] for c in downloads}  # in the order asked: a sum depends on it
 
+    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+        """Every rank holds the same server and trains it alike."""
+        return self.inner.train_server(state, round)
+
     def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
         mine = self._mine(clients)
         own = dict(zip(mine, self.inner.evaluate(server, mine, how), strict=True)) if mine else {}

@@ -173,9 +173,7 @@ class StepPlan:
     def sizes(self, step: int, active: int) -> list[tuple[int, int]]:
         """How many labelled and unlabelled samples each client still training has at a step."""
         pool = self.unlabelled
-        return [
-            (self.labelled.sizes[k][step], 0 if pool is None else pool.sizes[k][step]) for k in range(active)
-        ]
+        return [(self.labelled.sizes[k][step], 0 if pool is None else pool.sizes[k][step]) for k in range(active)]
 
 
 def _none_is_empty(rows: Tensor | None) -> Tensor:
@@ -412,7 +410,7 @@ def _run_stacked(
 ) -> list[Tensor]:
     skeleton.module.eval()
     run: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]] = vmap(
-        lambda w, b: functional_call(skeleton.module, w, (b,), dict(options))
+        lambda w, b: functional_call(skeleton.module, dict(w), (b,), dict(options))
     )
     piece = max(1, EVAL_SAMPLES // len(index))
     with torch.no_grad():

@@ -197,10 +197,15 @@ class WorkerEngine:
         for clients, replies in zip(groups, self._run(jobs), strict=True):
             if replies is None:
                 lost = "its worker process died each time it was tried"
-                outcomes |= {c: Outcome(None, client_size(self.method, self.data.clients[c]), {}, lost) for c in clients}
+                outcomes |= {
+                    c: Outcome(None, client_size(self.method, self.data.clients[c]), {}, lost) for c in clients
+                }
                 continue
             outcomes |= replies
         return {client: outcomes[client] for client in downloads}  # in the order asked: a sum depends on it
+
+    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+        return self.inner.train_server(state, round)
 
     def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
         if not self.inner.model_for_each:

@@ -9,7 +9,7 @@ and, under `torch.func.vmap`, for a stack of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -20,7 +20,6 @@ from ..bank import PrototypeBank
 from ..models.base import Levels, Output
 from ..registry import Registry
 from ..wire import Bundle
-
 
 View = Literal["none", "weak", "strong"]
 
@@ -212,6 +211,22 @@ class Method:
         """The state after a round. `uploads` is never empty; a round nobody returned from changes nothing."""
         return state
 
+    @property
+    def server_epochs(self) -> int:
+        """Epochs the server trains on labelled data of its own at the beginning of each round; 0: it does not train."""
+        return 0
+
+    server_view: ClassVar[View] = "none"
+    """Which view of its labelled samples the server trains on."""
+
+    def server_loss(self, network: Network, batch: Batch, state: Bundle, round: int) -> dict[str, Tensor] | Loss:
+        """The terms of the server's own loss. Its model starts from the state's weights."""
+        raise TypeError(f"{type(self).__name__} defines no server_loss")
+
+    def server_trained(self, state: Bundle, trained: Trained, round: int) -> Bundle:
+        """The state after the server's own training, from which clients are then sent something."""
+        return replace(state, weights={**state.weights, **trained.weights})
+
     def measures(self, state: Bundle, round: int) -> Mapping[str, float]:
         """Numbers about the server's state that belong in the record of each round (a threshold, a phase)."""
         return {}
@@ -290,6 +305,27 @@ class SharedBank(Method):
 
     def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
         return Bundle(bank=trained.bank())
+
+
+@dataclass(frozen=True)
+class SharedModel(Method):
+    """For methods with one model for all: it is sent to all, and comes back to be averaged by sample count."""
+
+    travels: ClassVar[tuple[str, ...]] = ("weights",)
+    required: ClassVar[tuple[str, ...]] = ("weights",)
+    private_model: ClassVar[bool] = False
+
+    def server_start(self, setup: Setup) -> Bundle:
+        return Bundle(weights=setup.weights)
+
+    def send(self, state: Bundle, client: int, round: int) -> Bundle:
+        return state
+
+    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+        return Bundle(weights=trained.weights)
+
+    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
+        return replace(state, weights={**state.weights, **weighted_average(uploads)})
 
 
 registry: Registry[Method] = Registry("method")

@@ -15,8 +15,21 @@ from torch import Tensor
 
 from .. import losses
 from ..wire import Bundle
-from .base import Batch, Loss, Network, Pseudo, Received, Setup, Step, Trained, Upload, View, paired_epochs, register
-from .fedavg import FedAvg
+from .base import (
+    Batch,
+    Loss,
+    Network,
+    Pseudo,
+    Received,
+    Setup,
+    SharedModel,
+    Step,
+    Trained,
+    Upload,
+    View,
+    paired_epochs,
+    register,
+)
 
 PSI = "psi/"
 HELPER = "helper"  # a helper's weights are sent as helper0/NAME
@@ -24,7 +37,7 @@ HELPER = "helper"  # a helper's weights are sent as helper0/NAME
 
 @register("fedmatch")
 @dataclass(frozen=True)
-class FedMatch(FedAvg):
+class FedMatch(SharedModel):
     """θ = σ + ψ: σ learns from labels alone, ψ from unlabelled samples alone, helped by the clients nearest in output."""
 
     paper: ClassVar[str] = "Jeong et al., ICLR 2021"

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from .base import Batch, Loss, Network, Pseudo, Received, Step, View, paired_epochs, register
-from .fedavg import FedAvg
+from .base import Batch, Loss, Network, Pseudo, Received, SharedModel, Step, View, paired_epochs, register
 
 
 @register("fixmatch-fedavg")
 @dataclass(frozen=True)
-class FixMatchFedAvg(FedAvg):
+class FixMatchFedAvg(SharedModel):
     """CE + λ_u · CE of the strong view with the label that the weak view is sure of (Sohn et al., 2020), then FedAvg."""
 
     paper: ClassVar[str] = "Sohn et al., NeurIPS 2020"
@@ -39,10 +38,10 @@ class FixMatchFedAvg(FedAvg):
     ) -> Iterator[Step]:
         return paired_epochs(len(labels), num_unlabelled, epochs, batch, generator)
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor] | Loss:
+    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:
         proximal = {"prox": self.mu * losses.proximal(network.params, received.weights)} if self.mu else {}
         if batch.weak is None or batch.strong is None:
-            return {**super().client_loss(network, batch, received, round), **proximal}
+            return Loss({"ce": losses.cross_entropy(network(batch.x).logits, batch.y, weight=batch.weight), **proximal})
         n, m = len(batch.x), len(batch.weak)
         logits = network(torch.cat([batch.x, batch.weak, batch.strong])).logits  # one pass, as batch norm wants it
         sure, label = logits[n : n + m].detach().softmax(-1).max(-1)

@@ -22,6 +22,7 @@ from .base import (
     Pseudo,
     Received,
     Setup,
+    SharedModel,
     Step,
     Trained,
     Upload,
@@ -29,12 +30,11 @@ from .base import (
     uploaded_banks,
     weighted_average,
 )
-from .fedavg import FedAvg
 
 
 @register("protofssl")
 @dataclass(frozen=True)
-class ProtoFSSL(FedAvg):
+class ProtoFSSL(SharedModel):
     """Episodes on the client's own prototypes; unlabelled samples are labelled by helpers' prototypes (Kim et al., 2022)."""
 
     paper: ClassVar[str] = "Kim et al., 2022"
@@ -78,7 +78,11 @@ class ProtoFSSL(FedAvg):
             drawn = [rows[torch.randperm(len(rows), generator=generator)] for rows in classes]
             chosen = torch.cat([rows[: self.shots + self.queries] for rows in drawn])
             support = torch.cat([torch.arange(min(len(r), self.shots + self.queries)) < self.shots for r in drawn])
-            pool = torch.randperm(num_unlabelled, generator=generator)[: self.unlabelled_queries] if num_unlabelled else None
+            pool = (
+                torch.randperm(num_unlabelled, generator=generator)[: self.unlabelled_queries]
+                if num_unlabelled
+                else None
+            )
             yield Step(chosen, pool if pool is not None and len(pool) else None, support)
 
     def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:  # Eq. 8
