@@ -4,6 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# The report is tested in a real browser; where there is none and it cannot be installed, those tests say so and are skipped.
+BROWSER = command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	{ command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+		{ apt-get update -qq; apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1; } || \
+	echo "no chromium with chromedriver: tests in a browser will be skipped"
+
 .PHONY: setup run test lint docs clean
 
 setup: $(READY)
@@ -12,7 +18,8 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,hub,text,csi]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,hub,text,csi,track]"
+	@$(BROWSER)
 	@touch $@
 
 run: $(READY)

@@ -27,13 +27,13 @@ def make_run(
     offset: float = 0.0,
     measures: bool = False,
     snapshots: int = 0,
+    headless: bool = False,
 ) -> Path:
     """Evaluated every second round. Client c of n has accuracy(seed, round) + 0.01·c."""
     place.mkdir(parents=True)
     planned = planned or rounds
-    (place / "settings.toml").write_text(
-        f'rounds = {planned}\nclients = {clients}\nseed = {seed}\nlr = 0.05\n[method]\nname = "{method}"\n[data]\nname = "pets"\n'
-    )
+    tables = f'[method]\nname = "{method}"\n[data]\nname = "pets"\n'
+    (place / "settings.toml").write_text(f"rounds = {planned}\nclients = {clients}\nseed = {seed}\nlr = 0.05\n{tables}")
     lines, metrics, by_client = [], [], []
     for r in range(1, rounds + 1):
         row = {
@@ -51,27 +51,25 @@ def make_run(
         lines.append(row)
         if r % 2 == 0:
             mean = accuracy(seed, r, offset)
-            figures = {f"accuracy_{k}": mean for k in ("head", "prototype")} | {
-                f"accuracy_{k}_std": 0.02 for k in ("head", "prototype")
-            }
+            kinds = ("prototype",) if headless else ("head", "prototype")
+            figures = {f"accuracy_{k}": mean for k in kinds} | {f"accuracy_{k}_std": 0.02 for k in kinds}
+            figures |= {"accuracy": mean} if headless else {}
             silhouette = {"silhouette": r / 20} if measures else {}
             metrics.append({"round": r, **figures, **silhouette, "loss": 2.0 / r, "bytes_up": 128, "bytes_down": 128})
             each = [mean + 0.01 * c for c in range(clients)]
-            by_client.append({"round": r, "accuracy_head": each, "accuracy_prototype": each, "samples": [9] * clients})
+            by_client.append({"round": r, **{f"accuracy_{k}": each for k in kinds}, "samples": [9] * clients})
     write_rows(place / "rounds.jsonl", lines)
     if metrics:
         write_rows(place / "metrics.jsonl", metrics)
         write_rows(place / "clients.jsonl", by_client)
-        pairs = [[0, 0, 4], [0, 1, 1], [1, 1, 4]]
-        confusion = {
-            f"client {c}": {"head": pairs, "prototype": [[0, 0, 5], [1, 1, 3], [1, 2, 1]]} for c in range(clients)
-        }
+        by = {"head": [[0, 0, 4], [0, 1, 1], [1, 1, 4]], "prototype": [[0, 0, 5], [1, 1, 3], [1, 2, 1]]}
+        confusion = {f"client {c}": {k: by[k] for k in kinds} for c in range(clients)}
         stored = {"round": rounds, "classes": CLASSES, "values": [], "rows": [], "clients": confusion}
         (place / "confusion.json").write_text(json.dumps(stored))
     for i in range(snapshots):
         make_snapshot(place / "snapshots" / f"round-{2 * (i + 1):06d}.npz", grown=i + 1)
     if finished:
-        figures = {k: v for k, v in metrics[-1].items() if k.startswith("accuracy_")}
+        figures = {k: v for k, v in metrics[-1].items() if k.startswith("accuracy")}
         summary = {
             "method": method,
             "seed": seed,

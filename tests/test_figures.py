@@ -44,6 +44,17 @@ def test_clients_and_confusions(tmp_path):
     np.testing.assert_allclose(np.ma.filled(by_prototype, 0.0), [[100, 0, 0], [0, 75, 25], [0, 0, 0]])
 
 
+def test_a_method_without_a_head_is_drawn_by_prototype(tmp_path):
+    run = make_run(tmp_path / "r", headless=True)
+    assert figures.plot_accuracy(run).axes[0].get_ylabel() == "accuracy (%)"
+    assert figures.plot_clients(run).axes[0].get_images()[0].get_array().shape == (4, 5)
+    assert figures.plot_confusion(run).axes[0].get_images()[0].get_array().shape == (3, 3)
+    with pytest.raises(ProtofedError, match="no accuracy by head"):
+        figures.plot_clients(run, by="head")
+    names = [file.stem for file in commands.figures(run, "svg")]
+    assert names == ["accuracy", "accuracy-prototype", "loss", "clients", "confusion"]
+
+
 def test_embedding_has_stars_and_three_panels_on_a_page(tmp_path):
     run = make_run(tmp_path / "r", snapshots=4)
     column = figures.plot_embedding(run)
@@ -106,7 +117,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(ProtofedError, match="nothing to draw yet"):
         commands.figures(make_comparison(tmp_path / "none", finished=False))
     (run / "confusion.json").write_text("{")
-    with pytest.raises(ProtofedError, match="confusion.json: not readable"):
+    with pytest.raises(ProtofedError, match=r"confusion\.json: not readable"):
         figures.plot_confusion(run)
 
 

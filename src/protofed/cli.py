@@ -266,6 +266,67 @@ def confusion(
     console.print(f"picture: {place} ({shown_of(confusions)})", soft_wrap=True, markup=False)
 
 
+class Projected(str, Enum):
+    pca = "pca"
+    tsne = "tsne"
+
+
+class Width(str, Enum):
+    column = "column"
+    page = "page"
+
+
+class Picture(str, Enum):
+    pdf = "pdf"
+    svg = "svg"
+    png = "png"
+
+
+Projection = Annotated[Projected, typer.Option(help="How embedding spaces are brought to the plane.")]
+
+
+@app.command()
+def report(
+    folder: Path,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the page here (.html).")] = None,
+    projection: Projection = Projected.pca,
+) -> None:
+    """Write one HTML page of a run, a comparison or a sweep: `protofed report runs/NAME --open`."""
+    from .report import commands
+
+    place = commands.report(folder, open_, out, projection.value)
+    make_console().print(f"report: {place}", soft_wrap=True, markup=False)
+
+
+@app.command()
+def watch(
+    folder: Path,
+    port: Annotated[int, typer.Option(help="Of the page; 0: any that is free.")] = 8642,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Serve the report while the run goes on; Ctrl-C stops it: `protofed watch runs/NAME`."""
+    from .report import commands
+
+    console = make_console()
+    commands.watch(folder, port, host, say=lambda url: console.print(f"live view: {url}", markup=False))
+
+
+@app.command()
+def figures(
+    folder: Path,
+    format: Annotated[Picture, typer.Option(help="Of the files.")] = Picture.pdf,
+    width: Annotated[Width, typer.Option(help="Of a paper's column, or of its page.")] = Width.column,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write them to.")] = None,
+    projection: Projection = Projected.pca,
+) -> None:
+    """Draw figures for a paper: `protofed figures runs/NAME --format pdf --width column`."""
+    from .report import commands
+
+    for file in commands.figures(folder, format.value, width.value, out, projection.value):
+        make_console().print(str(file), soft_wrap=True, markup=False)
+
+
 @app.command()
 def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
     """Continue a run, a comparison or a sweep that was stopped, from its last checkpoint."""

@@ -1,4 +1,4 @@
-"""λ_t: how the weight of a loss term grows over the rounds t = 1…T."""
+"""λ_t: how the weight of a loss term grows over the rounds t = 1…T; and how a learning rate falls."""
 
 from __future__ import annotations
 
@@ -69,6 +69,11 @@ class Ramp:
 def ramp(shape: str, start: int, end: int, maximum: float) -> Ramp:
     """`ramp("linear", 20, 100, 0.7)` is FedSAP's schedule, `ramp("cosine", 0, 50, 1.0)` FedAPA's."""
     return Ramp(shape, start, end, maximum)
+
+
+def cosine_decay(round: float, rounds: int) -> float:
+    """½(1 + cos(π(t − 1)/T)): 1 in the first round, nearly 0 in the last (SemiFL, Fed-ARPL)."""
+    return (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 
 def _logistic(x: float) -> float:

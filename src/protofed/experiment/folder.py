@@ -119,17 +119,21 @@ class RunFolder:
         write_atomically(self.path / "confusion.json", json.dumps(confusions(record, data)).encode())
 
     def _write_snapshot(self, record: Record) -> None:
-        """Embeddings `z [n, d]` with class `y` and `client`, and the first client's prototypes."""
+        """Embeddings `z [n, d]` with class `y` and `client`, and their prototypes: one bank, or several stacked."""
         taken = [(c, s.snapshot) for c, s in enumerate(record.scores or []) if s.snapshot is not None]
         if not taken:
             return
-        first = taken[0][1]
+        banks = [s for _, s in taken]
+        if all(np.array_equal(s.prototypes, banks[0].prototypes) for s in banks):
+            banks = banks[:1]
+        prototypes = np.stack([s.prototypes for s in banks]) if len(banks) > 1 else banks[0].prototypes
+        known = np.stack([s.known for s in banks]) if len(banks) > 1 else banks[0].known
         content: dict[str, Any] = {
             "z": np.concatenate([s.z for _, s in taken]),
             "y": np.concatenate([s.y for _, s in taken]),
             "client": np.concatenate([np.full(len(s.y), c) for c, s in taken]),
-            "prototypes": first.prototypes,
-            "known": first.known,
+            "prototypes": prototypes,
+            "known": known,
         }
         memory = io.BytesIO()
         np.savez_compressed(memory, **content)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,9 +18,13 @@ from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import Plan, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
 from ..methods.base import Method
+from ..report.track import Tracker, tracker
 from .architectures import architectures, capabilities
 from .folder import History, RunFolder, summarise
 from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Watcher = Callable[[Record, int], None]
 
@@ -49,6 +53,41 @@ class Result:
     @property
     def accuracy_prototype(self) -> float:
         return float(self.summary["last_five"]["accuracy_prototype"])
+
+    def _source(self) -> Any:
+        from ..report.figures import in_memory
+
+        return self.folder or in_memory(self.settings.method.name, self.metrics, self.summary)
+
+    def plot_accuracy(self, **how: Any) -> Figure:
+        """Accuracy by round. `width="column"` or `"page"`, `by="head"` or `"prototype"`."""
+        from ..report.figures import plot_accuracy
+
+        return plot_accuracy(self._source(), **how)
+
+    def plot_loss(self, **how: Any) -> Figure:
+        """Loss terms by round."""
+        from ..report.figures import plot_loss
+
+        return plot_loss(self._source(), **how)
+
+    def plot_clients(self, **how: Any) -> Figure:
+        """Each client's accuracy by round; needs a run folder, as the next two do."""
+        from ..report.figures import plot_clients
+
+        return plot_clients(self._source(), **how)
+
+    def plot_confusion(self, **how: Any) -> Figure:
+        """Which class was taken for which."""
+        from ..report.figures import plot_confusion
+
+        return plot_confusion(self._source(), **how)
+
+    def plot_embedding(self, **how: Any) -> Figure:
+        """Test embeddings with prototypes as stars. `projection="pca"` or `"tsne"`."""
+        from ..report.figures import plot_embedding
+
+        return plot_embedding(self._source(), **how)
 
     def __repr__(self) -> str:
         where = f", folder={str(self.folder)!r}" if self.folder else ""
@@ -230,21 +269,29 @@ def _drive(
 ) -> Result:
     every = settings.general.checkpoint_every
     writes = scale.rank() == 0
+    told: Tracker | None = None
+    if settings.general.track and folder is not None and writes:
+        told = tracker(settings.general.track, folder.path, settings.to_dict())
+    summary: dict[str, Any] | None = None
     try:
         for record in federation:
             history.take(record)
             if folder is not None:
                 if writes:
                     folder.append(history, record)
+                if told is not None:
+                    told.round(history.rounds[-1], history.metrics[-1] if record.scores is not None else None)
                 if record.round % every == 0 or record.round == federation.rounds:
                     checkpoint.save(federation, folder.checkpoint)
                     if writes and record.scores is not None:
                         folder.write_confusions(record, federation.data)
             if watch is not None:
                 watch(record, federation.rounds)
+        summary = summarise(history, settings, federation)
     finally:
         federation.engine.close()
-    summary = summarise(history, settings, federation)
+        if told is not None:
+            told.finish(summary)
     if folder is not None and writes:
         folder.finish(summary)
     return Result(settings, history.metrics, summary, None if folder is None else folder.path)

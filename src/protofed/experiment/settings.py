@@ -66,6 +66,11 @@ class General(pydantic.BaseModel):
     lr: float = pydantic.Field(0.01, gt=0, description="learning rate")
     momentum: float = pydantic.Field(0.5, ge=0, lt=1, description="of SGD and RMSprop")
     weight_decay: float = pydantic.Field(0.0, ge=0, description="L2 penalty")
+    nesterov: bool = pydantic.Field(False, description="Nesterov's momentum, with SGD")
+    lr_schedule: Literal["constant", "cosine"] = pydantic.Field(
+        "constant", description="constant, or cosine: the learning rate falls to 0 over the rounds"
+    )
+    clip: float = pydantic.Field(0.0, ge=0, description="largest norm of a client's gradient; 0: any")
     keep_optimiser: bool = pydantic.Field(False, description="keep the optimiser's state between rounds")
     initial: Literal["same", "own"] = pydantic.Field(
         "same", description="same: all clients start from one model; own: each from its own"
@@ -123,6 +128,9 @@ class General(pydantic.BaseModel):
     # what is recorded, and how
     start_from: str = pydantic.Field(
         "", description="folder of a finished run whose server and clients this run starts from"
+    )
+    track: Literal["", "tensorboard", "mlflow", "wandb"] = pydantic.Field(
+        "", description="also tell tensorboard, mlflow or wandb about each round (needs an --out folder)"
     )
     silhouette: bool = pydantic.Field(True, description="measure the embedding space at each evaluation")
     snapshots: int = pydantic.Field(
@@ -319,6 +327,7 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
         settings = Settings(General(**general), **made)
     except pydantic.ValidationError as error:
         raise ProtofedError(f"settings: {first_problem(error)}") from None
+    _ = settings.local  # keys that contradict each other are known before anything runs
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong one is known before anything runs
     return settings

@@ -211,7 +211,7 @@ class PlainEngine:
         # evenly spread over the test set, which may be sorted by class
         rows = torch.linspace(0, len(y) - 1, min(len(y), SHAPE_SAMPLES), device=y.device).round().long()
         z, y = output.embedding[rows], y[rows]
-        snapshot = Snapshot.of(z, y, known) if how.snapshot and client < SNAPSHOT_CLIENTS else None
+        snapshot = Snapshot.of(z, y, bank) if how.snapshot and client < SNAPSHOT_CLIENTS else None
         return replace(scores, silhouette=silhouette(z, y), snapshot=snapshot)
 
     # --- states ---------------------------------------------------------------------------------------------------

@@ -286,7 +286,7 @@ def train_client(
     beyond = {name: v.clone().requires_grad_() for name, v in start.items() if name not in skeleton.slots}
     named = {**skeleton.params, **beyond}
     params = list(named.values())
-    optimiser = Optimiser(local, named, state.optimiser if local.keep_optimiser else {})
+    optimiser = Optimiser(local, named, state.optimiser if local.keep_optimiser else {}, round)
     network = TrainingNetwork(skeleton, named)
     skeleton.module.train()
 

@@ -13,6 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..errors import ProtofedError
+from ..schedules import cosine_decay
+
 Rows = slice | Tensor | None  # which clients of a stack; None: not a stack
 
 
@@ -27,6 +30,21 @@ class LocalSettings:
     momentum: float = 0.5
     weight_decay: float = 0.0
     keep_optimiser: bool = False
+    lr_schedule: Literal["constant", "cosine"] = "constant"
+    nesterov: bool = False
+    clip: float = 0.0  # largest norm of a client's whole gradient; 0: any
+    rounds: int = 1  # of the run, over which the learning rate falls
+
+    def __post_init__(self) -> None:
+        if self.nesterov and (self.optimiser != "sgd" or not self.momentum):
+            raise ProtofedError(
+                "nesterov=true needs optimiser=sgd and momentum above 0, "
+                f"got optimiser={self.optimiser} and momentum={self.momentum:g}"
+            )
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of a round; tuning before an evaluation is round 0 and has the first round's."""
+        return self.lr * cosine_decay(max(round, 1), self.rounds) if self.lr_schedule == "cosine" else self.lr
 
 
 def _alike(*lists: Sequence[Tensor]) -> bool:
@@ -34,6 +52,14 @@ def _alike(*lists: Sequence[Tensor]) -> bool:
     return hasattr(torch, "_fused_sgd_") and all(
         a.stride() == b.stride() == c.stride() and a.dtype == b.dtype for a, b, c in zip(*lists, strict=True)
     )
+
+
+def _clipped(grads: list[Tensor], most: float, stacked: bool) -> list[Tensor]:
+    """Gradients whose norm over all parameters is at most `most`, as torch's `clip_grad_norm_`; each client of a stack
+    by its own norm."""
+    norms = [torch.linalg.vector_norm(g.reshape(len(g) if stacked else 1, -1), dim=1) for g in grads]
+    share = (most / (torch.linalg.vector_norm(torch.stack(norms), dim=0) + 1e-6)).clamp_max(1)
+    return [g * (share.view(-1, *[1] * (g.ndim - 1)) if stacked else share[0]) for g in grads]
 
 
 class Optimiser:
@@ -44,7 +70,9 @@ class Optimiser:
         local: LocalSettings,
         params: Mapping[str, Tensor],
         kept: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] = (),
+        round: int = 1,
     ) -> None:
+        self.lr = local.lr_at(round)
         self.local, self.params = local, {name: p.detach() for name, p in params.items()}
         names = {
             "sgd": ["momentum_buffer"] if local.momentum else [],
@@ -69,6 +97,8 @@ class Optimiser:
         local, chosen = self.local, ... if rows is None else rows
         self.steps[chosen] += 1
         p, g = [t[chosen] for t in self.params.values()], list(grads)
+        if local.clip:
+            g = _clipped(g, local.clip, stacked=rows is not None)
         if local.weight_decay:
             g = list(torch._foreach_add(g, p, alpha=local.weight_decay))
         state = {kind: [t[chosen] for t in tensors.values()] for kind, tensors in self.state.items()}
@@ -80,18 +110,21 @@ class Optimiser:
                     state["momentum_buffer"],
                     weight_decay=0.0,
                     momentum=local.momentum,
-                    lr=local.lr,
+                    lr=self.lr,
                     dampening=0.0,
-                    nesterov=False,
+                    nesterov=local.nesterov,
                     maximize=False,
                     is_first_step=False,
                 )
             elif local.momentum:
                 torch._foreach_mul_(state["momentum_buffer"], local.momentum)
                 torch._foreach_add_(state["momentum_buffer"], g)
-                torch._foreach_add_(p, state["momentum_buffer"], alpha=-local.lr)
+                if local.nesterov:
+                    torch._foreach_add_(p, g, alpha=-self.lr)
+                ahead = local.momentum if local.nesterov else 1.0
+                torch._foreach_add_(p, state["momentum_buffer"], alpha=-self.lr * ahead)
             else:
-                torch._foreach_add_(p, g, alpha=-local.lr)
+                torch._foreach_add_(p, g, alpha=-self.lr)
         elif local.optimiser == "adam":
             self._adam(p, g, state["exp_avg"], state["exp_avg_sq"], self.steps[chosen])
         else:
@@ -105,7 +138,7 @@ class Optimiser:
         torch._foreach_lerp_(first, g, 1 - 0.9)
         torch._foreach_mul_(second, 0.999)
         torch._foreach_addcmul_(second, g, g, 1 - 0.999)
-        size, scale = self.local.lr / (1 - 0.9**t), (1 - 0.999**t).sqrt()
+        size, scale = self.lr / (1 - 0.9**t), (1 - 0.999**t).sqrt()
         for weight, m, v in zip(p, first, second, strict=True):
             shape = (-1, *[1] * (weight.ndim - 1)) if t.ndim else ()
             weight -= size.view(shape) * m / (v.sqrt() / scale.view(shape) + 1e-8)
@@ -116,11 +149,11 @@ class Optimiser:
         root = torch._foreach_sqrt(average)
         torch._foreach_add_(root, 1e-8)
         if buffer is None:
-            torch._foreach_addcdiv_(p, g, root, -self.local.lr)
+            torch._foreach_addcdiv_(p, g, root, -self.lr)
         else:
             torch._foreach_mul_(buffer, self.local.momentum)
             torch._foreach_addcdiv_(buffer, g, root)
-            torch._foreach_add_(p, buffer, alpha=-self.local.lr)
+            torch._foreach_add_(p, buffer, alpha=-self.lr)
 
     def export(self, k: int | None = None) -> dict[str, Tensor]:
         """The state to keep, under the names torch gives it; of client `k` of a stack."""

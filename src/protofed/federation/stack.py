@@ -209,7 +209,7 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
     buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
     params = weights
     kept = [j.state.optimiser if local.keep_optimiser else {} for j in jobs_sorted]
-    optimiser = Optimiser(local, params, kept)
+    optimiser = Optimiser(local, params, kept, round)
     received, received_dims = _common([j.received for j in jobs_sorted])
 
     def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensor, tuple[Tensors, Tensors, Any]]:

@@ -33,7 +33,9 @@ Rows = Annotated[list[tuple[Index, Index, Times]], pydantic.Field(min_length=1)]
 
 
 class _Client(pydantic.BaseModel):
-    head: Rows
+    """A method that trains no head has no rows by head."""
+
+    head: Rows | None = None
     prototype: Rows
 
 
@@ -47,7 +49,7 @@ class _File(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _every_class_is_there(self) -> _File:
-        top = max(max(row[:2]) for c in self.clients.values() for row in (*c.head, *c.prototype))
+        top = max(max(row[:2]) for c in self.clients.values() for row in (*(c.head or ()), *c.prototype))
         for key, those in (("classes", self.classes), ("values", self.values)):
             if those and len(those) <= top:
                 raise ValueError(f"{key} has {len(those)} entries, and a row names class {top}")
@@ -68,8 +70,11 @@ class Confusions:
         return self.names[c] if self.names else str(c)
 
 
-def read_confusions(folder: Path, by: By = "head") -> Confusions:
-    """Read a run's `confusion.json`, of a finished run or of one under way."""
+def read_confusions(folder: Path, by: By | None = None) -> Confusions:
+    """Read a run's `confusion.json`, of a finished run or of one under way.
+
+    Unless `by` says otherwise, what the head predicts, or the prototypes where no head is trained.
+    """
     if not folder.is_dir():
         raise ProtofedError(f"{folder}: no such run folder")
     if (folder / COMPARISON).is_file():
@@ -89,6 +94,10 @@ def read_confusions(folder: Path, by: By = "head") -> Confusions:
         raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{file}: not readable ({first_problem(error)})") from None
+    headless = any(client.head is None for client in stored.clients.values())
+    if headless and by == "head":
+        raise ProtofedError(f"{folder}: no predictions by head, as this method trains none; use --by prototype")
+    by = by or ("prototype" if headless else "head")
     clients = {name: Confusion(np.array(getattr(client, by))) for name, client in stored.clients.items()}
     return Confusions(stored.round, by, stored.classes, stored.values, clients)
 

@@ -59,6 +59,8 @@ COSTS = {
 }
 MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
 KINDS = ("head", "prototype")
+OWN = "accuracy"  # in the way the method's paper predicts, by head or by prototype
+SILHOUETTE = "silhouette"  # of the embedding space, from −1 to 1
 NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(KINDS)})(@[^@]+)?")
 
 
@@ -73,9 +75,13 @@ def parse_column(name: str) -> Column:
     """`weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, …; `head` and `prototype` are short for the accuracies."""
     if name in COSTS:
         return COSTS[name]
+    if name == OWN:
+        return Column(OWN, OWN, 100, better="higher")
+    if name == SILHOUETTE:
+        return Column(SILHOUETTE, SILHOUETTE, 1, 3, better="higher")
     found = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in KINDS else name)
     if found is None:
-        raise unknown("column", name, [*(f"{m}_{kind}" for m in MEASURES for kind in KINDS), *COSTS])
+        raise unknown("column", name, [OWN, SILHOUETTE, *(f"{m}_{kind}" for m in MEASURES for kind in KINDS), *COSTS])
     measure, kind, architecture = found.groups()
     title = MEASURES[measure] + kind + (architecture or "").replace("@", " @ ")
     if measure == "mae":
@@ -84,11 +90,23 @@ def parse_column(name: str) -> Column:
 
 
 def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The accuracies; ensembles where they were measured; F1 and MAE where classes are numbers; what it cost."""
-    there = {key for run in runs for key in run[FIGURE]}
+    """The accuracies; ensembles where they were measured; F1 and MAE where classes are numbers; what it cost.
+
+    The accuracy in each method's own way comes first where neither head nor prototype is the own way of all.
+    """
+    figures = [run[FIGURE] for run in runs]
+    there = {key for figure in figures for key in figure}
+    ways = [_own_ways(figure) for figure in figures if figure.get(OWN) is not None]
+    own = [OWN] if ways and not set.intersection(*ways) else []
     ensembles = [f"ensemble_{kind}" for kind in KINDS if f"ensemble_{kind}" in there]
     numbers = [f"{measure}_{kind}" for measure in ("f1", "mae") for kind in KINDS if f"mae_{kind}" in there]
-    return [*(f"accuracy_{kind}" for kind in KINDS), *ensembles, *numbers, *COSTS]
+    return [*own, *(f"accuracy_{kind}" for kind in KINDS), *ensembles, *numbers, *COSTS]
+
+
+def _own_ways(figure: Mapping[str, Any]) -> set[str]:
+    """The kinds of prediction that give a run's own accuracy: both of them where the two are equal."""
+    by = {kind: figure.get(f"accuracy_{kind}") for kind in KINDS}
+    return {kind for kind, value in by.items() if value is not None and abs(value - figure[OWN]) < 1e-9}
 
 
 def _chosen(rows: Sequence[Row], columns: Sequence[str] | None) -> list[Column]:
@@ -134,7 +152,7 @@ def _marks(rows: Sequence[Row], column: Column) -> dict[str, Literal["best", "se
 def comparison_cells(rows: Sequence[Row], columns: Sequence[str] | None = None) -> tuple[list[str], list[list[Cell]]]:
     """Header and rows. The best and the second mean of each column that has a better are marked."""
     chosen = _chosen(rows, columns)
-    first = "variant" if any(row.settings for row in rows) else "method"
+    first = "variant" if any(row.settings or row.label != row.method for row in rows) else "method"
     cells = [[Cell(row.label)] for row in rows]
     for column in chosen:
         marks = _marks(rows, column)
@@ -182,6 +200,8 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
     for column in _chosen(rows, columns):
         if not any(column.by_seed(row) for row in rows):
             lines.append(f"{column.key}: no run has measured it")
+        elif column.key == OWN:
+            lines.append("accuracy: by head or by prototype, as the method's paper predicts")
     return lines
 
 

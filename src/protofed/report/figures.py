@@ -1,0 +1,280 @@
+"""Figures for a notebook or a paper: matplotlib, sized for a column or the width of a page."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from ..errors import ProtofedError
+from .confusion import INK, LINE, QUIET, SHADES, By
+from .content import curve, over_clients
+from .read import Folder, JsonRow, Run, Variant, number, read_folder
+from .space import Projection, project, read_snapshots, thin
+from .tables import OWN
+
+Width = Literal["column", "page"]
+WIDTHS: dict[Width, float] = {"column": 3.3, "page": 6.9}  # inches
+FORMATS = ("png", "svg", "pdf")
+SERIES = ("#0072b2", "#d55e00", "#008a65", "#b0558a", "#a87400", "#3c9bd0", "#66727f")
+CLASSES = ("#332288", "#4aa8d8", "#2f9c8c", "#117733", "#83831a", "#c9a227", "#cc6677", "#882255", "#aa4499", "#7a8591")
+DASHES: tuple[Any, ...] = ("-", (0, (6, 4)), (0, (2, 4)), (0, (9, 3, 2, 3)))
+POINTS = 1500
+STYLE: Any = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.edgecolor": "#c9d1d9",
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": LINE,
+    "lines.linewidth": 1.3,
+    "svg.hashsalt": "protofed",  # no random ids: the same run gives the same file
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+}
+
+Source = str | Path | Folder
+
+
+class Drawing(Figure):
+    """A figure that a notebook shows by itself, whether or not pyplot was imported."""
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        self.savefig(data, format="png", dpi=160)
+        return data.getvalue()
+
+
+def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any] | None) -> Folder:
+    """A result that was never written to a folder, as far as figures can be made of it."""
+    finished = None if summary is None else dict(summary)
+    run = Run(Path(label), label, 0, {}, metrics, metrics, [], finished)
+    return Folder(run.path, False, [Variant(label, label, {}, [run])])
+
+
+def plot_accuracy(source: Source, by: By | None = None, width: Width = "column") -> Figure:
+    """Accuracy by round, a line for each variant; the band is the deviation over seeds, of a single run over clients.
+
+    Unless `by` says otherwise, in the way each method's paper predicts; of older runs, by head.
+    """
+    folder = _folder(source)
+    if by is None and any(number(row, OWN) is not None for run in folder.runs for row in run.metrics):
+        return _lines(folder, "metrics", OWN, "accuracy (%)", 100.0, width)
+    by = by or "head"
+    return _lines(folder, "metrics", f"accuracy_{by}", f"accuracy by {by} (%)", 100.0, width)
+
+
+def plot_loss(source: Source, width: Width = "column") -> Figure:
+    """Training loss by round, a line for each variant."""
+    return _lines(_folder(source), "rounds", "loss", "training loss", 1.0, width)
+
+
+def plot_clients(source: Source, run: str | None = None, by: By | None = None, width: Width = "column") -> Figure:
+    """Accuracy of every client at every evaluation of one run, by head where there is one."""
+    chosen = _one(_folder(source), run)
+    if not chosen.clients:
+        raise ProtofedError(f"{chosen.path}: no client has been evaluated yet (clients.jsonl)")
+    number_of = len(chosen.clients[-1]["samples"])
+    by = by or ("head" if "accuracy_head" in chosen.clients[-1] else "prototype")
+    rows = [row for row in chosen.clients if len(row["samples"]) == number_of and f"accuracy_{by}" in row]
+    if not rows:
+        raise ProtofedError(f"{chosen.path}: no accuracy by {by}, as this method trains none")
+    shares = np.array([[100 * (number({"v": v}, "v") or 0.0) for v in row[f"accuracy_{by}"]] for row in rows]).T
+    with rc_context(STYLE):
+        height = min(1.0 + 0.11 * number_of, 1.6 * WIDTHS[width])
+        figure, axes = _figure(width, max(height, 1.6))
+        image = axes.imshow(
+            shares,
+            aspect="auto",
+            interpolation="nearest",
+            cmap=_shades(),
+            vmin=np.percentile(shares, 5),
+            vmax=shares.max(),
+        )
+        marks = np.unique(np.linspace(0, len(rows) - 1, min(6, len(rows))).round().astype(int))
+        axes.set_xticks(marks, [str(rows[m]["round"]) for m in marks])
+        axes.set(xlabel="round", ylabel="client")
+        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        bar = figure.colorbar(image, ax=axes, extend="min", pad=0.02)
+        bar.outline.set_visible(False)
+        bar.set_label(f"accuracy by {by} (%)")
+        bar.ax.tick_params(length=0)
+    return figure
+
+
+def plot_confusion(source: Source, run: str | None = None, by: By | None = None, width: Width = "column") -> Figure:
+    """What all clients of one run together take for what; a row is a true class, a shade the share of it."""
+    chosen = _one(_folder(source), run)
+    confusions = chosen.confusions(by)
+    if confusions is None:
+        why = chosen.notes[-1] if chosen.notes else f"{chosen.path}: it has no confusion.json yet"
+        raise ProtofedError(why)
+    rows = np.concatenate([client.rows for client in confusions.clients.values()])
+    classes = np.union1d(rows[:, 0], rows[:, 1])
+    counts = np.zeros((len(classes), len(classes)))
+    np.add.at(counts, tuple(np.searchsorted(classes, rows[:, :2]).T), rows[:, 2])
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    with rc_context(STYLE):
+        figure, axes = _figure(width, 0.9 * WIDTHS[width])
+        image = axes.imshow(np.ma.masked_equal(shares, 0.0), cmap=_shades(), vmin=0, vmax=100, interpolation="nearest")
+        if len(classes) <= 12:
+            for t, p in zip(*np.nonzero(counts), strict=True):
+                colour = "white" if shares[t, p] > 55 else INK
+                axes.text(p, t, f"{counts[t, p]:.0f}", ha="center", va="center", fontsize=6, color=colour)
+        marks = np.arange(0, len(classes), math.ceil(len(classes) / 25))
+        names = [confusions.name(int(classes[m]))[:14] for m in marks]
+        axes.set_xticks(marks, names, rotation=0 if max(map(len, names)) <= 2 else 90)
+        axes.set_yticks(marks, names)
+        axes.set(xlabel="taken for", ylabel="true")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        bar = figure.colorbar(image, ax=axes, pad=0.02, shrink=0.85)
+        bar.outline.set_visible(False)
+        bar.set_label("share of the true class (%)")
+        bar.ax.tick_params(length=0)
+    return figure
+
+
+def plot_embedding(
+    source: Source, run: str | None = None, projection: Projection = "pca", width: Width = "column"
+) -> Figure:
+    """The embedding space of one run with its prototypes as stars: the last snapshot; on a page the first and middle too."""
+    chosen = _one(_folder(source), run)
+    snapshots, notes = read_snapshots(chosen.path)
+    if not snapshots:
+        raise ProtofedError(notes[0] if notes else f"{chosen.path}: it has no snapshots of the embedding space")
+    planes, said = project(thin(snapshots, POINTS), projection)
+    shown = [planes[-1]] if width == "column" else [planes[i] for i in sorted({0, len(planes) // 2, len(planes) - 1})]
+    with rc_context(STYLE):
+        figure = Drawing(figsize=(WIDTHS[width], WIDTHS[width] / len(shown) + 0.3), layout="constrained")
+        panels = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, plane in zip(panels, shown, strict=True):
+            colours = [CLASSES[c % len(CLASSES)] for c in plane.snapshot.y]
+            axes.scatter(*plane.points.T, s=4, c=colours, alpha=0.6, linewidths=0)
+            stars = [CLASSES[int(c) % len(CLASSES)] for c in plane.stars[:, 2]]
+            axes.scatter(*plane.stars[:, :2].T, s=60, marker="*", c=stars, edgecolors="white", linewidths=0.6, zorder=3)
+            axes.set_title(f"round {plane.snapshot.round}", loc="left")
+            axes.set(xticks=[], yticks=[], aspect="equal")
+            axes.spines[:].set_visible(True)
+        figure.supxlabel(said, fontsize=6, color=QUIET)
+    return figure
+
+
+def write_figures(
+    folder: str | Path,
+    format: str = "pdf",
+    width: str = "column",
+    out: str | Path | None = None,
+    projection: Projection = "pca",
+) -> list[Path]:
+    """Every figure that the folder's files give, into `figures/` or `out`. Of a comparison, clients, confusions and spaces
+    are of the first seed of each variant."""
+    if format not in FORMATS:
+        raise ProtofedError(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
+    if width not in WIDTHS:
+        raise ProtofedError(f"--width {width!r}: expected one of {', '.join(WIDTHS)}")
+    chosen: Width = "column" if width == "column" else "page"
+    found = read_folder(folder)
+    place = Path(folder) / "figures" if out is None else Path(out)
+    drawn: dict[str, Figure] = {}
+    if any(number(row, OWN) is not None for run in found.runs for row in run.metrics):
+        drawn["accuracy"] = plot_accuracy(found, None, chosen)
+    for by in ("head", "prototype"):
+        if any(number(row, f"accuracy_{by}") is not None for run in found.runs for row in run.metrics):
+            drawn[f"accuracy-{by}"] = plot_accuracy(found, by, chosen)
+    if any(number(row, "loss") is not None for run in found.runs for row in run.rounds):
+        drawn["loss"] = plot_loss(found, chosen)
+    for run in (variant.runs[0] for variant in found.variants if variant.runs):
+        name = f"-{run.name}" if found.comparison else ""
+        if run.clients:
+            drawn[f"clients{name}"] = plot_clients(found, run.name, width=chosen)
+        if run.confusions() is not None:
+            drawn[f"confusion{name}"] = plot_confusion(found, run.name, width=chosen)
+        if read_snapshots(run.path)[0]:
+            drawn[f"embedding{name}"] = plot_embedding(found, run.name, projection, chosen)
+    if not drawn:
+        raise ProtofedError(f"{folder}: there is nothing to draw yet; no round has been written")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        return [_save(figure, place / f"{name}.{format}") for name, figure in drawn.items()]
+    except OSError as error:
+        raise ProtofedError(f"{place}: cannot be written ({error.strerror})") from None
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+    with rc_context(STYLE):
+        figure.savefig(path, dpi=300, metadata=undated)
+    return path
+
+
+def _folder(source: Source) -> Folder:
+    return source if isinstance(source, Folder) else read_folder(source)
+
+
+def _one(folder: Folder, name: str | None) -> Run:
+    runs = {run.name: run for run in folder.runs}
+    if name is None and len(runs) == 1:
+        return folder.runs[0]
+    if name in runs:
+        return runs[name]
+    said = "there are several runs" if name is None else f"no run {name!r}"
+    raise ProtofedError(f"{folder.path}: {said}; name one of {', '.join(runs) or 'none (no run has begun)'}")
+
+
+def _figure(width: Width, height: float) -> tuple[Figure, Any]:
+    figure = Drawing(figsize=(WIDTHS[width], height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _shades() -> LinearSegmentedColormap:
+    return LinearSegmentedColormap.from_list("shares", list(SHADES))
+
+
+def _lines(
+    folder: Folder, file: Literal["metrics", "rounds"], key: str, title: str, scale: float, width: Width
+) -> Figure:
+    def value(row: JsonRow) -> float | None:
+        found = number(row, key)
+        return None if found is None else scale * found
+
+    spread = None if folder.comparison else over_clients(key, scale)
+    found = [curve(v.label, (getattr(run, file) for run in v.runs), value, spread) for v in folder.variants]
+    if not any(found):
+        raise ProtofedError(f"{folder.path}: {key} has not been measured yet ({file}.jsonl)")
+    with rc_context(STYLE):
+        figure, axes = _figure(width, 0.62 * WIDTHS[width] if width == "column" else 2.8)
+        for i, line in enumerate(found):
+            if line is None:
+                continue
+            colour = SERIES[i % len(SERIES)]
+            dash = DASHES[i // len(SERIES) % len(DASHES)]
+            mark = "o" if len(line["x"]) == 1 else ""
+            axes.plot(line["x"], line["y"], color=colour, linestyle=dash, marker=mark, label=line["label"])
+            if "low" in line:
+                axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
+        axes.grid(axis="y")
+        axes.set_axisbelow(True)
+        axes.set(xlabel="round", ylabel=title)
+        if scale == 100.0:
+            axes.set_ylim(top=min(axes.get_ylim()[1], 101))
+        if sum(line is not None for line in found) > 1:
+            axes.legend(frameon=False, ncols=2 if width == "column" else 4)
+    return figure

@@ -1,0 +1,158 @@
+"""The live view: what it serves, what it refuses, and that it ends cleanly."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from protofed.errors import ProtofedError
+from protofed.report import commands
+from protofed.report.content import content
+from protofed.report.live import LiveServer, Source
+from run_folders import make_comparison, make_run
+
+
+@contextmanager
+def serving(folder, host="127.0.0.1"):
+    with LiveServer(folder, 0, host) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def ask(server, path, method="GET", **headers):
+    connection = http.client.HTTPConnection(*server.server_address[:2], timeout=10)
+    connection.putrequest(method, path, skip_host="Host" in headers)
+    for name, value in headers.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body.decode()
+
+
+def test_serves_the_page_and_its_content(tmp_path):
+    run = make_run(tmp_path / "r")
+    with serving(run) as server:
+        answer, page = ask(server, "/")
+        assert answer.status == 200 and answer.getheader("Content-Type") == "text/html; charset=utf-8"
+        assert "const LIVE = true;" in page
+        answer, text = ask(server, "/content.json?now=1")
+        assert answer.status == 200 and json.loads(text) == content(run)
+        again, nothing = ask(server, "/content.json", If_None_Match=answer.getheader("ETag"))
+        assert again.status == 304 and nothing == ""
+
+
+def test_new_rounds_are_seen(tmp_path):
+    run = make_run(tmp_path / "r", rounds=1, planned=9, finished=False)
+    with serving(run) as server:
+        first, text = ask(server, "/content.json")
+        assert json.loads(text)["status"]["under_way"][0]["round"] == 1
+        with (run / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps({"round": 2, "loss": 0.7, "terms": {}, "up": {}, "down": {}}) + "\n")
+        second, text = ask(server, "/content.json", If_None_Match=first.getheader("ETag"))
+        assert second.status == 200 and json.loads(text)["status"]["under_way"][0]["round"] == 2
+        assert json.loads(text)["curves"][0]["series"][0]["y"] == [2, 0.7]
+
+
+def test_a_comparison_before_its_first_run_and_after_it(tmp_path):
+    place = make_comparison(tmp_path / "c", seeds=1, finished=False)
+    with serving(place) as server:
+        assert json.loads(ask(server, "/content.json")[1])["status"] == {"finished": 0, "runs": 3, "under_way": []}
+        make_run(place / "fedsap-seed1")
+        assert json.loads(ask(server, "/content.json")[1])["status"]["finished"] == 1
+
+
+def test_content_is_made_anew_only_when_a_file_changes(tmp_path):
+    run = make_run(tmp_path / "r")
+    source = Source(run)
+    assert source.shown() is source.shown()
+    before = source.shown()
+    (run / "summary.json").unlink()
+    assert source.shown() is not before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/settings.toml",
+        "/summary.json",
+        "/../secret.txt",
+        "/%2e%2e/secret.txt",
+        "/..%2fsecret.txt",
+        "//etc/passwd",
+        "/content.json/../../secret.txt",
+        "/static/page.js",
+        "/checkpoint/latest.json",
+    ],
+)
+def test_nothing_else_is_served(tmp_path, path):
+    (tmp_path / "secret.txt").write_text("secret")
+    with serving(make_run(tmp_path / "r")) as server:
+        answer, text = ask(server, path)
+        assert answer.status == 404 and "secret" not in text
+
+
+def test_other_ways_and_names_are_refused(tmp_path):
+    with serving(make_run(tmp_path / "r")) as server:
+        assert ask(server, "/", method="POST")[0].status == 501
+        assert ask(server, "/", method="DELETE")[0].status == 501
+        assert ask(server, "/", Host="evil.example")[0].status == 403
+        assert ask(server, "/", Host="localhost:1")[0].status == 200
+        assert ask(server, "/", Host="[::1]:80")[0].status == 200
+
+
+def test_a_folder_that_vanishes_is_said(tmp_path):
+    run = make_run(tmp_path / "r")
+    with serving(run) as server:
+        assert ask(server, "/")[0].status == 200
+        run.rename(tmp_path / "gone")
+        answer, text = ask(server, "/content.json")
+        assert answer.status == 503 and "no such run folder" in text
+        (tmp_path / "gone").rename(run)
+        assert ask(server, "/content.json")[0].status == 200
+
+
+def test_bad_input_is_named(tmp_path):
+    with pytest.raises(ProtofedError, match="no such run folder"):
+        commands.watch(tmp_path / "none", port=0)
+    run = make_run(tmp_path / "r")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ProtofedError, match="cannot be served there"):
+            commands.watch(run, port=taken.getsockname()[1])
+    with pytest.raises(ProtofedError, match="cannot be served there"):
+        commands.watch(run, port=99999)
+    with pytest.raises(ProtofedError, match="expected one of pca, tsne"):
+        commands.watch(run, port=0, projection="umap")
+
+
+def test_ctrl_c_ends_it_cleanly(tmp_path):
+    run = make_run(tmp_path / "r")
+    code = "import sys; from protofed.report.commands import watch; watch(sys.argv[1], port=0, say=tell)"
+    tell = "def tell(url):\n print(url, flush=True)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", tell + code, str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and errors == ""
