@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -29,6 +28,19 @@ VERSION = 1
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
 UNFOLDED = 2**27
 HEADER = 2**24  # bytes
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_TYPES = {name: kind for kind, name in DTYPES.items()}
 NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
     torch.uint8,
     torch.int8,
@@ -99,15 +111,22 @@ def encode(bundle: Bundle) -> bytes:
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
     tensors |= {f"scalar:{k}": torch.tensor(float(v), dtype=torch.float64) for k, v in bundle.scalars.items()}
-    body: dict[str, Tensor] = {}
-    stored: set[int] = set()
-    for key, value in tensors.items():
-        value = value.detach().to("cpu").contiguous()
-        place = value.untyped_storage().data_ptr()
-        body[key] = value.clone() if place in stored else value  # safetensors refuses tensors that share memory
-        stored.add(place)
-    # one entry, because safetensors writes several in any order
-    return save(body, metadata={"protofed": json.dumps({"version": VERSION, "banks": shapes}, sort_keys=True)})
+    return _framed(tensors, json.dumps({"version": VERSION, "banks": shapes}, sort_keys=True))
+
+
+def _framed(tensors: Mapping[str, Tensor], about: str) -> bytes:
+    """A safetensors file as its library writes it; most messages are small, and the library takes longer over them."""
+    header: dict[str, Any] = {"__metadata__": {"protofed": about}}
+    pieces: list[Any] = []
+    end = 0
+    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):  # large numbers first: all lie aligned
+        value = tensors[name].detach().to("cpu").contiguous()
+        begin, end = end, end + value.numel() * value.element_size()
+        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+        pieces.append(value.reshape(-1).view(torch.uint8).numpy())
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
 
 
 def decode(message: bytes, source: str = "message", expected: Expected | None = None) -> Bundle:
@@ -121,11 +140,12 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
             expected.check(Bundle(), source)
         return Bundle()
     try:
-        shapes = _bank_shapes(message)
+        header = _header(message)
+        shapes = _bank_shapes(header)
         if expected is not None:
             for name, shape in shapes.items():
                 expected.check_shape(name, shape, source)
-        body = dict(sorted(load(message).items()))  # it comes in any order
+        body = _unframed(message, header)
         sent = sum(v.numel() for k, v in body.items() if k.startswith("bank:"))
         unfolded = sum(math.prod(shape[:-1]) * (shape[-1] + 1) for shape in shapes.values())  # means and counts
         limit = max(UNFOLDED, 1024 * sent)
@@ -161,9 +181,29 @@ def _header(message: bytes) -> dict[str, Any]:
     return header
 
 
-def _bank_shapes(message: bytes) -> dict[str, list[int]]:
+def _unframed(message: bytes, header: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a message by name, views of one copy of it; raises where they do not fill it exactly."""
+    data = bytearray(message[8 + int.from_bytes(message[:8], "little") :])
+    tensors: dict[str, Tensor] = {}
+    reached = 0
+    entries = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
+    for begin, end, name, entry in sorted(entries, key=lambda e: (e[0], e[1])):
+        shape, kind = entry["shape"], TORCH_TYPES[entry["dtype"]]
+        if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
+            raise ValueError(f"entry {name!r} has no proper place or shape")
+        count = math.prod(shape)
+        if begin != reached or end - begin != count * kind.itemsize or end > len(data):
+            raise ValueError(f"entry {name!r} lies at {begin} to {end}, which does not fit its shape or the others")
+        flat = torch.frombuffer(data, dtype=kind, count=count, offset=begin) if count else torch.empty(0, dtype=kind)
+        tensors[name], reached = flat.reshape(shape), end
+    if reached != len(data):
+        raise ValueError(f"{len(data)} bytes of numbers, of which {reached} are named")
+    return dict(sorted(tensors.items()))
+
+
+def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
     """What the header says about banks; raises where it is not one of ours."""
-    about = json.loads(_header(message)["__metadata__"]["protofed"])
+    about = json.loads(header["__metadata__"]["protofed"])
     if about["version"] != VERSION:
         raise ValueError(f"version {about['version']!r}; this program reads version {VERSION}")
     for name, shape in about["banks"].items():

@@ -124,13 +124,13 @@ class Federation:
         began = time.perf_counter()
         round = self.round + 1
         at_server = self._train_server(round)
-        chosen = self.participants(round)
+        chosen = self.participants(round) if self.method.asks_clients else []
         downloads, down = self._send(chosen, round)
-        outcomes = self.engine.train(round, downloads)
+        outcomes = self.engine.train(round, downloads) if chosen else {}
         uploads, dropped, up = self._receive(outcomes)
         if uploads:
             self.state = self.method.server_update(self.state, uploads, round, self.setup)
-        else:
+        elif chosen:
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
         self.round = round
         terms = _mean_terms([o for c, o in outcomes.items() if c not in dropped])
@@ -159,10 +159,13 @@ class Federation:
         down: Counter[str] = Counter()
         # by what is in it; holds the bundle too, as an id lives as long as what it names
         encoded: dict[Hashable, tuple[Bundle, bytes, Counter[str]]] = {}
+        leaves: tuple[Bundle | None, tuple[int, ...]] = (None, ())  # of the last one: most often all get the same
         for client in chosen:
             content = self.method.send(self.state, client, round)
             which = self.engine.owner[client]
-            key = (*map(id, pytree.tree_leaves(content)), which)
+            if content is not leaves[0]:
+                leaves = (content, tuple(map(id, pytree.tree_leaves(content))))
+            key = (*leaves[1], which)
             if key not in encoded:
                 message = wire.encode(for_architecture(content, which) if self.mixed else content)
                 encoded[key] = (content, message, wire.sizes(message))

@@ -491,7 +491,7 @@ class StackEngine(PlainEngine):
                     shared[id(message)] = received
             jobs.append(Job(client, state, self.data.clients[client], received))
         outcomes = {}
-        for group in self._stacks(jobs, [_alike(job) for job in jobs]):
+        for group in self._stacks(jobs, _alike(jobs)):
             for job, done in zip(group, train_stack(self.task, self.skeleton, group, round), strict=True):
                 self.keep(job.client, done.state)
                 encoded = None if done.upload is None else wire.encode(done.upload)
@@ -545,7 +545,7 @@ class StackEngine(PlainEngine):
             sent = holds(self.method.send(server, client, 0), state)
             jobs.append(Job(client, state, self.data.clients[client], sent))
         models: dict[int, Mapping[str, Tensor]] = {}
-        for group in self._stacks(jobs, [_alike(job) for job in jobs]):
+        for group in self._stacks(jobs, _alike(jobs)):
             for job, done in zip(group, train_stack(self.tuning, self.skeleton, group, 0), strict=True):
                 # tuning that went to NaN: what was sent is the best there is
                 sent_weights = {**self.start, **job.received.weights}
@@ -553,10 +553,17 @@ class StackEngine(PlainEngine):
         return [models[c] for c in clients]
 
 
-def _alike(job: Job) -> Hashable:
-    """Clients that can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
-    pool = job.data.unlabelled
-    return id(job.data.labelled.x), id(pool.x) if pool is not None and len(pool) else 0, _structure(job.received)
+def _alike(jobs: Sequence[Job]) -> list[Hashable]:
+    """Which clients can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
+    structures: dict[int, Hashable] = {}  # most often all have received the same
+    keys: list[Hashable] = []
+    for job in jobs:
+        if id(job.received) not in structures:
+            structures[id(job.received)] = _structure(job.received)
+        pool = job.data.unlabelled
+        x = id(job.data.labelled.x), id(pool.x) if pool is not None and len(pool) else 0
+        keys.append((*x, structures[id(job.received)]))
+    return keys
 
 
 def _structure(received: Received) -> Hashable:
