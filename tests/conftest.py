@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from protofed import methods
 from protofed.data import Dataset
 
 
@@ -42,3 +43,13 @@ SMALL = {
     "threads": 1,
     "workers": 1,
 }
+
+
+AT_SERVER = [
+    name for name in methods.available() if methods.registry[name].server_loss is not methods.Method.server_loss
+]
+
+
+def labels_for(method):
+    """Settings without which a method whose server trains on samples has none."""
+    return {"labels": "server", "server_labels": 12} if method in AT_SERVER else {}

@@ -54,10 +54,10 @@ def test_run_writes_a_complete_folder(call, tmp_path):
     assert measured.startswith("INFO: engine: mlp: ms per client step") and chosen.startswith("INFO: engine: ")
     assert "round 2/2" in out and "run folder: here" in out
     names = {p.name for p in (tmp_path / "here").iterdir()}
-    files = "settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint"
+    files = "settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint snapshots"
     assert names == set(files.split())
     rows = [json.loads(line) for line in (tmp_path / "here/metrics.jsonl").read_text().splitlines()]
-    wanted = "round loss bytes_up bytes_down seconds dropped_clients"
+    wanted = "round accuracy silhouette loss bytes_up bytes_down seconds dropped_clients"
     measures = "accuracy_{0} accuracy_{0}_std weighted_{0} f1_{0}"
     assert [r["round"] for r in rows] == [1, 2]
     assert rows[0].keys() == {*wanted.split(), *measures.format("head").split(), *measures.format("prototype").split()}
@@ -122,7 +122,8 @@ def test_compare_ends_with_a_table_that_has_local(call, tmp_path):
     for word in ("local", "fedproto", "fedsap", "±", "head", "prototype", "2 seeds", "run folders: c"):
         assert word in out
     table = (tmp_path / "c/table.md").read_text()
-    assert table.count("**") >= 4 and table.count("\n") == 5
+    assert table.count("**") >= 6 and table.count("\n") == 7
+    assert "| accuracy |" in table and "as the method's paper predicts" in table, "fedproto predicts by prototype"
     assert len(list((tmp_path / "c").glob("*-seed*/summary.json"))) == 6
     assert "scale = 16" in (tmp_path / "c/fedsap-seed1234/settings.toml").read_text()
 

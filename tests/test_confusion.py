@@ -289,3 +289,16 @@ def test_mistakes_on_the_command_line_are_one_line(call, tmp_path):
         assert code == 2 and said in err and len(err.splitlines()) == 1, given_words
     code, _, err = call("confusion", "r", "--by", "tail")
     assert code == 2 and "tail" in err
+
+
+# --- a method without a head ------------------------------------------------------------------------------------------
+def test_a_run_without_a_head_shows_what_is_there(call, tmp_path):
+    clients = {name: {"prototype": rows["prototype"]} for name, rows in STORED["clients"].items()}
+    folder = folder_with(tmp_path / "headless", {**STORED, "clients": clients})
+    assert read_confusions(folder).by == "prototype"
+    assert cells(read_confusions(folder)) == cells(read_confusions(folder, "prototype"))
+    code, out, _ = call("confusion", folder)
+    assert code == 0 and "by prototype" in out and (folder / "confusion-prototype.png").is_file()
+    code, _, err = call("confusion", folder, "--by", "head")
+    assert code != 0 and len(err.strip().splitlines()) == 1
+    assert "headless: no predictions by head, as this method trains none; use --by prototype" in err

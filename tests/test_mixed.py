@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import protofed as pf
-from conftest import SMALL, blobs
+from conftest import AT_SERVER, SMALL, blobs, labels_for
 from protofed import methods, models, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.architectures import architectures, labels, parse
@@ -30,10 +30,17 @@ def settings_for(method, **changes):
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
-@pytest.mark.parametrize("method", methods.available())
+@pytest.mark.parametrize("method", [name for name in methods.available() if name not in AT_SERVER])
 def test_every_method_with_two_architectures_equals_the_plain_loop(method, engine):
     changes = {"rounds": 2, "participation": 0.8, "shot_spread": 2.0, **AVERAGING.get(method, {})}
     assert_same(settings_for(method, **changes), ENGINES[engine])
+
+
+@pytest.mark.parametrize("method", AT_SERVER)
+def test_a_server_that_trains_has_one_architecture(method):
+    _, federation = build(settings_for(method, **labels_for(method)).with_engine(LOOP))
+    with pytest.raises(ProtofedError, match=f"{method} trains a model at the server.*one architecture"):
+        federation.step()
 
 
 def test_one_engine_for_each_architecture_may_differ():

@@ -1,14 +1,25 @@
 """Our optimisers against torch's, for one client and for clients of a stack at different steps."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
+from conftest import SMALL, blobs
+from protofed.errors import ProtofedError
+from protofed.experiment.run import build
+from protofed.experiment.settings import resolve
+from protofed.federation import optimiser as module
 from protofed.federation.optimiser import LocalSettings, Optimiser
+from protofed.schedules import cosine_decay
+from test_engines import ENGINES, LOOP, assert_same, finish
 
 
 def torchs(local, parameters):
     if local.optimiser == "sgd":
-        return torch.optim.SGD(parameters, local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+        given = {"momentum": local.momentum, "weight_decay": local.weight_decay, "nesterov": local.nesterov}
+        return torch.optim.SGD(parameters, local.lr, **given)
     if local.optimiser == "adam":
         return torch.optim.Adam(parameters, local.lr, weight_decay=local.weight_decay)
     return torch.optim.RMSprop(parameters, local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
@@ -30,6 +41,8 @@ def by_torch(local, seed, steps):
     for grads in gradients(seed, steps):
         for p, g in zip(params.values(), grads, strict=True):
             p.grad = g.clone()
+        if local.clip:
+            torch.nn.utils.clip_grad_norm_(params.values(), local.clip)
         optimiser.step()
     return params
 
@@ -40,6 +53,9 @@ CASES = [
     for momentum in (0.0, 0.7)
     for decay in (0.0, 0.1)
 ]
+# the gradients' norms are about 4: some are clipped by 4, all by 0.5
+CASES += [replace(case, clip=clip) for case in CASES if case.weight_decay for clip in (0.5, 4.0)]
+CASES += [replace(case, nesterov=True) for case in CASES if case.optimiser == "sgd" and case.momentum]
 
 
 @pytest.mark.parametrize("local", CASES, ids=str)
@@ -77,3 +93,101 @@ def test_a_stack_equals_its_clients_one_by_one(local, indexed):
         assert kept.keys() == alone.export().keys()
         for key, value in alone.export().items():
             torch.testing.assert_close(kept[key], value)
+
+
+@pytest.mark.parametrize("local", [c for c in CASES if c.optimiser == "sgd" and c.momentum], ids=str)
+def test_without_the_fused_update_the_result_is_the_same(local, monkeypatch):
+    monkeypatch.setattr(module, "_alike", lambda *lists: False)
+    params = start(1)
+    optimiser = Optimiser(local, params, {})
+    for grads in gradients(1, 4):
+        optimiser.step(grads)
+    for name, expected in by_torch(local, 1, 4).items():
+        torch.testing.assert_close(params[name], expected.detach())
+
+
+def test_clients_of_a_stack_are_clipped_each_by_its_own_norm():
+    local = LocalSettings(lr=1.0, momentum=0.0, clip=1.0)
+    params = {"a": torch.zeros(3, 2), "b": torch.zeros(3)}
+    grads = [torch.tensor([[3.0, 0.0], [0.1, 0.2], [0.0, 0.0]]), torch.tensor([4.0, 0.2, 0.0])]
+    Optimiser(local, params, [{}, {}, {}]).step(grads, slice(0, 3))
+    expected = torch.tensor([[0.6, 0.0], [0.1, 0.2], [0.0, 0.0]])  # norms 5, 0.3 and 0
+    torch.testing.assert_close(-params["a"], expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(-params["b"], torch.tensor([0.8, 0.2, 0.0]), rtol=1e-5, atol=1e-7)
+    assert float(grads[0][0, 0]) == 3.0, "what was given stays as it was"
+
+
+# --- the learning rate of a round -------------------------------------------------------------------------------------
+def test_cosine_is_torchs_annealing():
+    parameter = torch.zeros((), requires_grad=True)
+    plain = torch.optim.SGD([parameter], 0.03)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(plain, T_max=20)
+    local = LocalSettings(lr=0.03, lr_schedule="cosine", rounds=20)
+    for t in range(1, 21):
+        assert local.lr_at(t) == pytest.approx(schedule.get_last_lr()[0], rel=1e-6)
+        assert local.lr_at(t) == pytest.approx(0.03 * 0.5 * (1 + math.cos(math.pi * (t - 1) / 20)))
+        plain.step()
+        schedule.step()
+    assert cosine_decay(1, 20) == 1.0 and cosine_decay(11, 20) == pytest.approx(0.5) and cosine_decay(20, 20) > 0
+    assert local.lr_at(0) == 0.03, "tuning before an evaluation"
+    assert replace(local, lr_schedule="constant").lr_at(17) == 0.03
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "rmsprop"])
+def test_every_optimiser_takes_the_rounds_learning_rate(kind):
+    local = LocalSettings(optimiser=kind, lr=0.05, momentum=0.7, lr_schedule="cosine", rounds=4)
+    one, other = start(1), start(1)
+    for params, optimiser in (
+        (one, Optimiser(local, one, {}, round=3)),
+        (other, Optimiser(replace(local, lr=0.025, lr_schedule="constant"), other, {}, round=3)),
+    ):
+        for grads in gradients(1, 3):
+            optimiser.step(grads)
+        assert not torch.equal(params["a"], start(1)["a"])
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name])
+
+
+TRAINING = {"lr_schedule": "cosine", "nesterov": True, "clip": 0.5, "momentum": 0.9, "weight_decay": 5e-4}
+
+
+@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_every_engine_equals_the_plain_loop(engine, keep):
+    keys = {**SMALL, "data": blobs(), "shot_spread": 3.0, "participation": 0.8, "keep_optimiser": keep, **TRAINING}
+    assert_same(resolve("fedavg", keys), ENGINES[engine])
+
+
+def test_each_key_changes_what_is_trained_and_defaults_do_not():
+    def head(**changes):
+        return finish(resolve("fedavg", {**SMALL, "data": blobs(), "rounds": 2, **changes}), LOOP)[0].weights[
+            "head.weight"
+        ]
+
+    plain = head()
+    assert torch.equal(plain, head(lr_schedule="constant", nesterov=False, clip=0.0))
+    for key in ("lr_schedule", "nesterov", "clip"):
+        assert not torch.allclose(plain, head(**{key: TRAINING[key]})), key
+
+
+def test_the_settings_reach_the_server_and_tuning():
+    keys = {**SMALL, "data": blobs(), "labels": "server", "server_labels": 12, "rounds": 7, **TRAINING}
+    _, federation = build(resolve("fedarpl", keys))
+    local = federation.engine.task.local
+    assert (local.lr_schedule, local.nesterov, local.clip, local.rounds) == ("cosine", True, 0.5, 7)
+    _, tuned = build(resolve("wifederated", {**SMALL, "data": blobs(), **TRAINING}))
+    assert replace(tuned.engine.tuning.local, epochs=1) == replace(tuned.engine.task.local, keep_optimiser=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"nesterov": True, "momentum": 0}, "nesterov=true needs optimiser=sgd and momentum above 0, got .*momentum=0"),
+        ({"nesterov": True, "optimiser": "adam"}, "got optimiser=adam"),
+        ({"lr_schedule": "linear"}, "lr_schedule='linear'"),
+        ({"clip": -1}, "clip=-1"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_a_line(wrong, said):
+    with pytest.raises(ProtofedError, match=said):
+        resolve("fedavg", {**SMALL, "data": blobs(), **wrong})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import protofed as pf
-from conftest import SMALL, blobs
+from conftest import SMALL, blobs, labels_for
 from protofed.errors import ProtofedError
 from protofed.experiment.folder import RunFolder
 
@@ -42,10 +42,21 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize(("method", "engine"), [("fedsap", "auto"), ("fedavg", "stack"), ("fedproto", "workers")])
-def test_kill_9_and_resume_is_bit_equal(method, engine, tmp_path):
+UNLABELLED = ["labels=client", "labels_per_class=3", "refresh=4"]
+
+
+@pytest.mark.parametrize(
+    ("method", "engine", "more"),
+    [
+        ("fedsap", "auto", []),
+        ("fedavg", "stack", []),
+        ("fedproto", "workers", []),
+        ("protofssl", "workers", UNLABELLED),
+    ],
+)
+def test_kill_9_and_resume_is_bit_equal(method, engine, more, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    words = [method, *KEYS, *ENGINES[engine]]
+    words = [method, *KEYS, *ENGINES[engine], *more]
     process = subprocess.Popen(command("run", *words, "--out", str(killed)), stdout=subprocess.DEVNULL)
     for attempt, rounds in enumerate((5, 17, 29)):
         deadline = time.monotonic() + 60
@@ -76,11 +87,44 @@ def stop_after(round):
 def test_every_method_resumes(method, keep, tmp_path):
     data = blobs()
     keys = {**SMALL, "data": data, "rounds": 6, "checkpoint_every": 2, "keep_optimiser": keep, "optimiser": "adam"}
+    keys |= labels_for(method)
     pf.run(method, out=tmp_path / "whole", **keys)
     with pytest.raises(KeyboardInterrupt):
         pf.run(method, out=tmp_path / "cut", watch=stop_after(3), **keys)
     pf.resume(tmp_path / "cut", data=data)
     assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+
+
+SEMI = {"labels": "client", "labels_per_class": 4, "shot": 16}
+
+
+@pytest.mark.parametrize("method", ["protofssl", "fixmatch-fedprox", "fedmatch", "fedrgd", "fedsap"])
+def test_a_run_with_unlabelled_samples_resumes(method, tmp_path):
+    """Thresholds, helpers and groups are kept by server and clients; views and pseudo-labels are drawn again alike."""
+    own = {
+        "protofssl": {"refresh": 3, "helpers": 2, "noise": 0.1},
+        "fedmatch": {"refresh": 3, "lr": 0.002, "threshold": 0.3},
+        "fixmatch-fedprox": {"threshold": 0.3},
+        "fedrgd": {"together": 5, "threshold": 0.3},
+        "fedsap": {"supervised_rounds": 3, "unlabelled": "open"},
+    }
+    data = blobs(per_class=60)
+    keys = {
+        **SMALL,
+        **SEMI,
+        "data": data,
+        "rounds": 6,
+        "checkpoint_every": 2,
+        "participation": 0.7,
+        **own.get(method, {}),
+    }
+    pf.run(method, out=tmp_path / "whole", **keys)
+    with pytest.raises(KeyboardInterrupt):
+        pf.run(method, out=tmp_path / "cut", watch=stop_after(5), **keys)
+    pf.resume(tmp_path / "cut", data=data)
+    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
+    measured = [row.get("measures") for row in comparable(tmp_path / "whole")["rounds.jsonl"]]
+    assert any(measured) and measured[-1]["acceptance"] > 0
 
 
 def test_a_kill_before_the_first_checkpoint_starts_again(tmp_path):

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from conftest import SMALL, blobs, labels_for
 from protofed import methods
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-
 from test_engines import ENGINES, LOOP, assert_same, finish, images
-from conftest import SMALL, blobs
 
 SEMI = [name for name in methods.available() if methods.registry[name].reads_unlabelled] + ["fedsap"]
 CHANGES = {
@@ -27,7 +26,9 @@ CHANGES = {
 
 
 def settings_of(method, **more):
-    changes = {**SMALL, "data": blobs(per_class=60), **CHANGES, **more}
+    changes = {**SMALL, "data": blobs(per_class=60), **CHANGES, **labels_for(method), **more}
+    if method == "fedarpl":  # a phase a round
+        changes |= {"fss_window": 1, "fss_mean": 0.0, "gcplca_window": 1, "gcplca_mean": 0.0}
     if method == "fedsap":
         changes |= {"alignment": {"start": 0, "end": 2}, "supervised_rounds": 1}
     if method == "fedmatch":

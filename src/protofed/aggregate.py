@@ -6,6 +6,8 @@ its counts are the sums of the clients' counts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -157,6 +159,28 @@ def blend(teacher: PrototypeBank, student: PrototypeBank, alpha: float | Tensor)
 def momentum_blend(old: PrototypeBank, new: PrototypeBank, momentum: float | Tensor) -> PrototypeBank:
     """`momentum · old + (1 − momentum) · new`: Fed-ARPL Eq. 8, with the same rules as `blend`."""
     return blend(old, new, momentum)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+STATISTICS = ("running_mean", "running_var")  # of batch norm
+
+
+def with_momentum(
+    weights: Mapping[str, Tensor], average: Mapping[str, Tensor], velocity: Mapping[str, Tensor], momentum: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The server's step from its weights θ towards the clients' average, with momentum: SemiFL, Fed-ARPL.
+
+    v ← momentum · v + (θ − average), θ ← θ − v: SGD with learning rate 1. Gives the new weights and velocities. Statistics
+    of batch norm are averages of data and are taken as they come: a variance with momentum could fall below 0.
+    """
+    moved, speed = dict(average), {}
+    for name, value in average.items():
+        if not name.endswith(STATISTICS):
+            speed[name] = weights[name] - value
+            if name in velocity:
+                speed[name] = momentum * velocity[name] + speed[name]
+            moved[name] = weights[name] - speed[name]
+    return moved, speed
 
 
 # --- robust rules -----------------------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__, methods, models
 from .console import CompareWatch, RunWatch, log_to, make_console, print_table
 from .errors import ProtofedError
+from .experiment import reproduce as reproductions
 from .experiment import resume as resume_run
 from .experiment import run as run_method
 from .experiment.compare import (
@@ -209,6 +211,70 @@ def _print_table(rows: list[Row], columns: list[str] | None) -> None:
         console.out(note, highlight=False)
 
 
+class Size(str, Enum):
+    laptop = "laptop"
+    paper = "paper"
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which; without it: a list.")] = None,
+    settings: Pairs = None,
+    size: Annotated[
+        Size, typer.Option(help="Ends within the hour on two cores, or the paper's settings.")
+    ] = Size.laptop,
+    seeds: Annotated[str | None, typer.Option(help="How many, or which; default: the preset's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only columns that have this in their names.")] = None,
+    jobs: Jobs = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write; one that was begun is continued.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Write the ledger of what is measured in this folder of results.")
+    ] = None,
+) -> None:
+    """Run a paper's table or figure, and print ours beside the paper's: `protofed reproduce fedsap/table1`."""
+    if ledger is not None:
+        for file in reproductions.write_ledger(ledger):
+            make_console().print(str(file), soft_wrap=True, markup=False)
+        return
+    if preset is None:
+        _print_presets()
+        return
+    numbers = None if seeds is None else parse_seeds(seeds)
+    given = parse_pairs(settings or [])
+    plan = reproductions.plan(preset, size=size.value, seeds=numbers, only=only or (), given=given)
+    _reproduce(plan, out or Path("runs") / reproductions.folder_name(preset, size.value), jobs)
+
+
+def _reproduce(plan: reproductions.Plan, folder: Path, jobs: int | None) -> None:
+    console = make_console()
+    with CompareWatch(console, plan.cells).live() as watch:
+        result = reproductions.run_plan(plan, out=folder, jobs=jobs, watch=watch)
+    for title, (header, *lines) in result.tables():
+        table = Table(title=Text(title), title_justify="left")
+        for name in header:
+            table.add_column(Text(name))
+        for line in lines:
+            table.add_row(*map(Text, line))
+        print_table(console, table)
+    for note in plan.preset.file.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.print(
+        f"also in {folder / reproductions.TABLE}, with the settings that differ", soft_wrap=True, markup=False
+    )
+
+
+def _print_presets() -> None:
+    table = Table("preset", "what", "runs", "laptop needs", "paper needs", title="papers' tables and figures")
+    for name in reproductions.available():
+        preset = reproductions.load_preset(name)
+        runs = "none" if preset.file.counted else f"{len(preset.file.rows)} × {len(preset.file.columns)}"
+        needs = ("\n".join(preset.all_needs(size)) or "nothing" for size in reproductions.SIZES)
+        table.add_row(*map(Text, (name, preset.file.title, runs, *needs)))
+    print_table(make_console(), table)
+
+
 class Format(str, Enum):
     terminal = "terminal"
     markdown = "markdown"
@@ -329,9 +395,12 @@ def figures(
 
 @app.command()
 def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
-    """Continue a run, a comparison or a sweep that was stopped, from its last checkpoint."""
+    """Continue a run, a comparison, a sweep or a reproduction that was stopped, from its last checkpoint."""
     _load(load)
     console = make_console()
+    if reproductions.is_reproduction(folder):
+        _reproduce(reproductions.resumed_plan(folder), folder, jobs)
+        return
     if is_comparison(folder):
         with CompareWatch(console, len(read_comparison(folder).cells)).live() as watch_cells:
             result = resume_comparison(folder, jobs=jobs, watch=watch_cells)

@@ -197,6 +197,19 @@ def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> T
     return torch.stack(terms).sum() / 2 if terms else torch.zeros(())
 
 
+def ascent(
+    params: Mapping[str, Tensor], gradient: Mapping[str, Tensor], radius: float, eta: float
+) -> dict[str, Tensor]:
+    """The step of that radius up a loss, in the measure of ASAM (Kwon et al., 2021): (FL)²'s perturbation.
+
+    ρ T² g / ‖T g‖ with T = |w| + η for weights and 1 for biases; 0 where the gradient is.
+    """
+    scale = {n: p.abs() + eta if n.endswith("weight") else torch.ones_like(p) for n, p in params.items()}
+    square = torch.stack([((scale[n] * g) ** 2).sum() for n, g in gradient.items()]).sum()
+    factor = radius / torch.where(square > 0, square, 1.0).sqrt()
+    return {n: factor * scale[n] ** 2 * g for n, g in gradient.items()}
+
+
 # --- parts ------------------------------------------------------------------------------------------------------------
 def _samples(z: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
     """Rows of padding become zeros, so that nothing in them reaches a value or a gradient."""

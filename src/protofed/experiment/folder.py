@@ -258,6 +258,9 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     measures = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measures:
         summary["measures"] = {k: measures[-1][k] for k in measures[-1]}
+    note = settings.method.closing_note(federation.state, federation.round)
+    if note:
+        summary["notes"] = [note]
     for direction in ("up", "down"):
         summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.KINDS}
     summary["seconds"] = round(sum(row["seconds"] for row in rounds), 3)

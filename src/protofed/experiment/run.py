@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from ..data.augment import Augmentation, augmentation
 from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
-from ..federation.choose import Plan, make_engine, threads_kept
+from ..federation.choose import EngineSettings, Plan, cores, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
 from ..methods.base import Method
 from ..report.track import Tracker, tracker
@@ -26,6 +27,7 @@ from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolv
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+log = logging.getLogger("protofed")
 Watcher = Callable[[Record, int], None]
 
 
@@ -134,7 +136,8 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     if scale.asked_for():
         scale.begin()
     data = prepare_data(settings)
-    if settings.method.views or settings.method.labelled_view != "none":
+    method = settings.method
+    if method.views or (method.labelled_view, method.server_view) != ("none", "none"):
         data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
         check_device(g.device)
@@ -149,7 +152,10 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
             f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {name} does not"
         )
     plan = Plan(settings.method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round)
-    engine, chosen = make_engine(plan, settings.engine)
+    wanted = settings.engine
+    if not method.asks_clients and not wanted.settled(len(mix.specs)):  # no client's training to measure
+        wanted = EngineSettings("loop", "loop", "contiguous", "grouped", 1, wanted.threads or cores())
+    engine, chosen = make_engine(plan, wanted)
     settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
     federation = Federation(
         settings.method,
@@ -292,6 +298,8 @@ def _drive(
         federation.engine.close()
         if told is not None:
             told.finish(summary)
+    for note in summary.get("notes", ()) if writes else ():
+        log.warning("%s", note)
     if folder is not None and writes:
         folder.finish(summary)
     return Result(settings, history.metrics, summary, None if folder is None else folder.path)

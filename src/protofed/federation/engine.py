@@ -34,10 +34,10 @@ class Judging:
     """The nearest prototype is chosen among the classes of the client's training data, or among all known ones."""
     votes: bool = False
     """Also give each client's class probabilities on the central test set."""
-    shape: int = 0
-    """Of how many clients the embedding space is described too: its silhouette."""
+    silhouette: int = 0
+    """Of how many clients the silhouette of the embedding space is measured too."""
     snapshot: bool = False
-    """Also give some of these clients' embeddings, with the prototypes they are compared with."""
+    """Also give some clients' embeddings, with the prototypes they are compared with."""
 
 
 class Engine(Protocol):
@@ -206,13 +206,17 @@ class PlainEngine:
         scores = score_client(output.embedding, output.logits, y, known, scored_by)
         votes: np.ndarray | None = None if central is None else vote(central.embedding, central.logits, bank, scored_by)
         scores = replace(scores, votes=votes)
-        if client >= how.shape:
+        pictured = how.snapshot and client < SNAPSHOT_CLIENTS
+        if client >= how.silhouette and not pictured:
             return scores
         # evenly spread over the test set, which may be sorted by class
         rows = torch.linspace(0, len(y) - 1, min(len(y), SHAPE_SAMPLES), device=y.device).round().long()
         z, y = output.embedding[rows], y[rows]
-        snapshot = Snapshot.of(z, y, bank) if how.snapshot and client < SNAPSHOT_CLIENTS else None
-        return replace(scores, silhouette=silhouette(z, y), snapshot=snapshot)
+        return replace(
+            scores,
+            silhouette=silhouette(z, y) if client < how.silhouette else None,
+            snapshot=Snapshot.of(z, y, bank) if pictured else None,
+        )
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> dict[int, ClientState]:

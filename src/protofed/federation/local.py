@@ -63,11 +63,12 @@ class Skeleton:
         """A batch in the memory layout this network is run in."""
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
-    def outputs(self, x: Tensor) -> Output:
-        """Of the weights that are loaded: eval mode, no gradient, in pieces."""
+    def outputs(self, x: Tensor, weights: Mapping[str, Tensor] | None = None) -> Output:
+        """Of the weights that are loaded, or of others: eval mode, no gradient, in pieces."""
         self.module.eval()
+        others = {} if weights is None else dict(weights)
         with torch.no_grad():
-            parts = [self.module(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
+            parts = [functional_call(self.module, others, (self.arranged(piece),)) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
     def collect(self, pieces: Iterable[Tensor]) -> None:
@@ -151,8 +152,8 @@ class TrainedClient:
     def run(self, x: Tensor) -> Output:
         return self.skeleton.outputs(x)
 
-    def unlabelled(self, view: View = "none") -> Output:
-        return self.skeleton.outputs(viewed_pool(self.task, self.client, view, self.who, self.round))
+    def unlabelled(self, view: View = "none", weights: Mapping[str, Tensor] | None = None) -> Output:
+        return self.skeleton.outputs(viewed_pool(self.task, self.client, view, self.who, self.round), weights)
 
     def outputs(self) -> tuple[Output, Batch]:
         return self._outputs

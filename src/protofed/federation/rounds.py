@@ -76,7 +76,7 @@ class Federation:
         self.rounds, self.seed = rounds, seed
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
-        self.judging = Judging("test", candidates, ensemble, SHAPE_CLIENTS if silhouette or snapshots else 0)
+        self.judging = Judging("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
         self.pictured = _spread(rounds, evaluate_every, snapshots)
         self.architectures = tuple(architectures)
         self.mixed = len(engine.starts) > 1
@@ -144,7 +144,7 @@ class Federation:
 
     def _train_server(self, round: int) -> dict[str, float]:
         """The server's own training, where the method has one. One that goes to NaN is as if it had not been."""
-        if not self.method.server_epochs:
+        if not self.method.server_training_epochs:
             return {}
         state, terms, failure = self.engine.train_server(self.state, round)
         if state is None:
@@ -208,7 +208,7 @@ class Federation:
             record.metrics |= {f"ensemble_{kind}": votes[f"ensemble_{kind}"] for kind in kinds}
             record.scores = [replace(s, votes=None) for s in record.scores]
         if all(c.validation is not None for c in self.data.clients):
-            how = replace(self.judging, part="validation", votes=False, shape=0)
+            how = replace(self.judging, part="validation", votes=False, silhouette=0)
             record.validation = self.engine.evaluate(self.state, everyone, how)
             best = summarise(record.validation, own=self.method.predicts, kinds=kinds)
             record.metrics |= {f"validation_{kind}": best[f"accuracy_{kind}"] for kind in kinds}

@@ -55,6 +55,6 @@ def train_server(
         )
     everything = torch.ones(data.num_classes, dtype=torch.bool, device=data.server.x.device)
     own = ClientData(data.server, data.server, everything)
-    local = replace(task.local, epochs=method.server_epochs, keep_optimiser=False)
+    local = replace(task.local, epochs=method.server_training_epochs, keep_optimiser=False)
     side = replace(task, method=ServerSide(method), local=local, held_back=())
     return train_client(side, skeleton, ClientState(start.weights), own, state, SERVER, round)

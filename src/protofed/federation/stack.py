@@ -441,8 +441,9 @@ class StackedClient:
     def generator(self) -> torch.Generator:
         return seeds.torch_stream(self.task.seed, "return", self.job.client, self.round)
 
-    def unlabelled(self, view: View = "none") -> Output:
-        return self.run(viewed_pool(self.task, self.job.data, view, self.job.client, self.round))
+    def unlabelled(self, view: View = "none", weights: Mapping[str, Tensor] | None = None) -> Output:
+        x = viewed_pool(self.task, self.job.data, view, self.job.client, self.round)
+        return self.run(x) if weights is None else self.stack.skeleton.outputs(x, weights)
 
     def run(self, x: Tensor) -> Output:
         own = {name: value[self.k : self.k + 1] for name, value in self.stack.weights.items()}

@@ -128,8 +128,9 @@ class Trained(Protocol):
         """Class means of the low-level features of the labelled set."""
         ...
 
-    def unlabelled(self, view: View = "none") -> Output:
-        """Embeddings and logits of the unlabelled set, or of a view of it."""
+    def unlabelled(self, view: View = "none", weights: Mapping[str, Tensor] | None = None) -> Output:
+        """Embeddings and logits of the unlabelled set, or of a view of it; by other `weights` where given (the received
+        ones)."""
         ...
 
     def run(self, x: Tensor) -> Output:
@@ -191,6 +192,8 @@ class Method:
     """Whether clients train on unlabelled samples too; these then count in a client's size."""
     needs_labels: ClassVar[bool] = True
     """Whether a client without a labelled sample cannot train."""
+    asks_clients: ClassVar[bool] = True
+    """Whether clients take part in rounds at all; a server that learns alone asks none."""
     views: ClassVar[tuple[View, ...]] = ()
     """Which views of unlabelled samples a step is given: `"weak"`, `"strong"`."""
     labelled_view: ClassVar[View] = "none"
@@ -212,7 +215,7 @@ class Method:
         return state
 
     @property
-    def server_epochs(self) -> int:
+    def server_training_epochs(self) -> int:
         """Epochs the server trains on labelled data of its own at the beginning of each round; 0: it does not train."""
         return 0
 
@@ -230,6 +233,10 @@ class Method:
     def measures(self, state: Bundle, round: int) -> Mapping[str, float]:
         """Numbers about the server's state that belong in the record of each round (a threshold, a phase)."""
         return {}
+
+    def closing_note(self, state: Bundle, rounds: int) -> str:
+        """What whoever reads the result must know of how the run went (a phase that never began); empty: nothing."""
+        return ""
 
     def bank_shapes(self, setup: Setup) -> Mapping[str, tuple[int | None, ...]]:
         """Shapes of uploaded banks that are not `[C, d]`, by name (`""` is the main one); None stands for any size."""

@@ -32,18 +32,21 @@ class FedRGD(FixMatchFedAvg):
         if self.groups < 1 or self.together < 1:
             raise ValueError("groups and together must be 1 or more")
 
-    def group(self, client: int, round: int) -> int:
-        return seeds.derive(0, "group", client, round) % self.groups
+    def group(self, seed: int, client: int, round: int) -> int:
+        return seeds.derive(seed, "group", client, round) % self.groups
+
+    def server_start(self, setup: Setup) -> Bundle:
+        return replace(super().server_start(setup), scalars={"seed": setup.seed})
 
     def send(self, state: Bundle, client: int, round: int) -> Bundle:
-        mark = f"{self.group(client, round)}/"
+        mark = f"{self.group(int(state.scalars['seed']), client, round)}/"
         own = {name.removeprefix(mark): value for name, value in state.tensors.items() if name.startswith(mark)}
         return Bundle(weights=own or state.weights)
 
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
         models = []
         for k in range(self.groups):
-            own = [u for u in uploads if self.group(u.client, round) == k]
+            own = [u for u in uploads if self.group(setup.seed, u.client, round) == k]
             before = {n.removeprefix(f"{k}/"): v for n, v in state.tensors.items() if n.startswith(f"{k}/")}
             models.append({**state.weights, **before, **(weighted_average(own) if own else {})})
         weights = {name: torch.stack([m[name] for m in models]).mean(0) for name in models[0]}

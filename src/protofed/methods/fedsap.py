@@ -67,6 +67,9 @@ class FedSAP(SharedBank):
     mix: float = 0.5  # α of Eq. 14
     margin_quantile: float = 0.25  # M of Eq. 11: this quantile of the labelled samples' margins
     distance_quantile: float = 0.9  # D_max of Eq. 11: this quantile of their distances to their class
+    pseudo_labels: Literal["all", "own"] = (
+        "all"  # c of Eq. 10: over the whole bank, or over the client's labelled classes
+    )
 
     def __post_init__(self) -> None:
         if self.scale <= 0:
@@ -98,12 +101,17 @@ class FedSAP(SharedBank):
             terms["proxy"] = losses.proxy(z, batch.y, bank, self.scale, weight=batch.weight)  # Eq. 8–9
         if batch.weak is None or batch.strong is None or batch.unlabelled_weight is None:
             return Loss(terms)
-        found = nearest(network(batch.weak).embedding.detach(), bank)
+        found = nearest(network(batch.weak).embedding.detach(), self.candidates(bank, received))
         accepted, score = self.acceptance(found, received)
         strong = network(batch.strong).embedding
         used = batch.unlabelled_weight * accepted
         terms["consistency"] = self.consistency * losses.consistency(strong, found.label, bank, weight=used)  # Eq. 12
         return Loss(terms, Pseudo(found.label, accepted, score))
+
+    def candidates(self, bank: PrototypeBank, received: Received) -> PrototypeBank:
+        """The prototypes a pseudo-label may come from."""
+        limits = received.memory.tensors
+        return bank.restricted(limits["classes"]) if self.pseudo_labels == "own" and "classes" in limits else bank
 
     def acceptance(self, found: Nearest, received: Received) -> tuple[Tensor, Tensor]:  # Eq. 11
         """1 for a pseudo-label that is used, and a score that is above 0 for these. Without thresholds none is."""
@@ -117,7 +125,7 @@ class FedSAP(SharedBank):
         if round <= self.supervised_rounds or not trained.num_unlabelled:
             return Bundle(bank=trained.bank())  # Eq. 1
         output, batch = trained.outputs()
-        found = nearest(trained.unlabelled("weak").embedding, bank_of(received))
+        found = nearest(trained.unlabelled("weak").embedding, self.candidates(bank_of(received), received))
         accepted, _ = self.acceptance(found, received)
         z = torch.cat([output.embedding, trained.unlabelled("strong").embedding])
         weight = torch.cat([batch.weight, self.mix * accepted])
@@ -126,7 +134,7 @@ class FedSAP(SharedBank):
         return Bundle(bank=bank.normalised())  # Eq. 14
 
     def client_remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """M and D_max of Eq. 11, from the labelled samples as they lie at the end of the supervised phase."""
+        """M and D_max of Eq. 11, from the labelled samples as they lie at the end of the supervised phase; their classes."""
         if not trained.num_unlabelled or (round > self.supervised_rounds and received.memory.tensors):
             return received.memory
         output, batch = trained.outputs()
@@ -134,12 +142,16 @@ class FedSAP(SharedBank):
         there = bank.known[batch.y]
         if not bool(there.any()):
             return received.memory
-        margins = nearest(output.embedding[there], bank).margin
+        classes = torch.zeros(bank.num_classes, device=batch.y.device)
+        classes[batch.y] = 1.0
+        among = bank.restricted(classes) if self.pseudo_labels == "own" else bank
+        margins = nearest(output.embedding[there], among).margin
         own = bank.distances(output.embedding[there], "cosine").gather(1, batch.y[there, None])
         finite = margins[torch.isfinite(margins)]
         limits = {
             "margin": torch.quantile(finite, self.margin_quantile) if len(finite) else torch.zeros(()),
             "distance": torch.quantile(own, self.distance_quantile),
+            "classes": classes,
         }
         return Bundle(tensors=limits)
 

@@ -7,7 +7,7 @@ import io
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rich.table import Table
@@ -60,6 +60,7 @@ COSTS = {
 MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
 KINDS = ("head", "prototype")
 OWN = "accuracy"  # in the way the method's paper predicts, by head or by prototype
+LAST = "last_"  # before a column's name: of the last round, in place of the mean of the last five evaluations
 SILHOUETTE = "silhouette"  # of the embedding space, from −1 to 1
 NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(KINDS)})(@[^@]+)?")
 
@@ -68,6 +69,8 @@ def measured(summary: Mapping[str, Any], key: str) -> float | None:
     """A run's number as it is: a figure, the bytes of a round (all kinds and clients together), or the seconds."""
     if key in DIRECTIONS:
         return sum(summary[key].values()) / summary["rounds"]
+    if key.startswith(LAST):
+        return summary["last_round"].get(key.removeprefix(LAST))
     return summary["seconds"] if key == "seconds" else summary[FIGURE].get(key)
 
 
@@ -75,6 +78,9 @@ def parse_column(name: str) -> Column:
     """`weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, …; `head` and `prototype` are short for the accuracies."""
     if name in COSTS:
         return COSTS[name]
+    if name.startswith(LAST):
+        column = parse_column(name.removeprefix(LAST))
+        return replace(column, key=LAST + column.key, title=f"{column.title}, last round")
     if name == OWN:
         return Column(OWN, OWN, 100, better="higher")
     if name == SILHOUETTE:
