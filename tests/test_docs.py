@@ -261,7 +261,9 @@ HEADINGS = [
 
 
 def page_of(method: str) -> str:
-    """Two forms of one method share a page: that of fixmatch-fedavg is fixmatch."""
+    """Two forms of one method share a page: that of fixmatch-fedavg is fixmatch. A lower bound is with its method."""
+    if method == "server-only":
+        return "fedarpl"
     there = (ROOT / "docs" / "methods" / f"{method}.md").is_file()
     return method if there else method.rpartition("-")[0]
 

@@ -55,7 +55,7 @@ def test_no_method_reads_a_held_back_label(method):
     """With every held-back label replaced, all that is trained, sent and predicted stays the same to the bit."""
 
     def run(wrong):
-        settings, federation = build(settings_of(method).with_engine(LOOP))
+        _, federation = build(settings_of(method).with_engine(LOOP))
         if wrong:
             federation.engine.task = replace(
                 federation.engine.task, held_back=[(h + 1) % 3 for h in federation.data.held_back]
