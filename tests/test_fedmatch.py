@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -321,3 +322,23 @@ def test_ten_rounds_of_fedmatch_on_cifar10_are_115_6_mb_each():
     mean = (rounds[0] + 9 * rounds[1]) / 10
     formula = client_bytes("fedmatch", parameters, helpers=2, refresh=10, classes=10, dim=512)
     assert mean == pytest.approx(formula, rel=1e-12) and mean == pytest.approx(115.6e6, abs=0.05e6)
+
+
+def test_a_response_of_the_wrong_length_is_dropped_with_its_client(monkeypatch):
+    """One bad client must not stop the round."""
+    honest = FedMatch.client_return
+
+    def short(self, trained, received, round):
+        bundle = honest(self, trained, received, round)
+        if int(trained.num_samples) == largest:
+            return replace(bundle, tensors={"response": bundle.tensors["response"][:1]})
+        return bundle
+
+    monkeypatch.setattr(FedMatch, "client_return", short)
+    keys = {**SMALL, "data": blobs(per_class=60), "labels": "client", "labels_per_class": 4, "shot": 16, "lr": 0.001}
+    _, federation = build(resolve("fedmatch", {**keys, "shot_spread": 3.0, "rounds": 1}))
+    sizes = [len(c.labelled) for c in federation.data.clients]
+    largest = max(sizes)
+    record = federation.step()
+    assert set(record.dropped) == {c for c, n in enumerate(sizes) if n == largest}
+    assert all("response" in why for why in record.dropped.values())

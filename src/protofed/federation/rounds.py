@@ -95,6 +95,7 @@ class Federation:
                 engine.dim,
                 method.travels,
                 start,
+                {name: torch.empty(shape, device="meta") for name, shape in method.tensor_shapes(self.setup).items()},
                 banks=method.bank_shapes(self.setup),
                 required=method.required,
             )

@@ -242,6 +242,10 @@ class Method:
         """Shapes of uploaded banks that are not `[C, d]`, by name (`""` is the main one); None stands for any size."""
         return {}
 
+    def tensor_shapes(self, setup: Setup) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of uploaded `tensors`, by name; one of another shape is dropped with its client."""
+        return {}
+
     def client_banks(self, state: Bundle) -> PrototypeBank | None:
         """Every client's last prototypes `[N, C, d]`, where the server keeps them: for choosing diverse clients."""
         return None

@@ -58,6 +58,9 @@ class HelpedModel(SharedModel):
         if self.helpers < 0 or self.refresh < 1:
             raise ValueError("helpers must be 0 or more, refresh 1 or more")
 
+    def tensor_shapes(self, setup: Setup) -> Mapping[str, tuple[int, ...]]:
+        return {"response": (setup.num_classes,)}
+
     # --- client ---------------------------------------------------------------------------------------------------
     def client_start(self, weights: Mapping[str, Tensor], received: Received) -> Mapping[str, Tensor]:
         return {**weights, **without_helpers(received.weights)}
@@ -229,6 +232,10 @@ class FedMatchServer(FedMatch):
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
         told = [u._replace(content=replace(u.content, weights=self._unpacked(u, state))) for u in uploads]
         return super().server_update(state, told, round, setup)
+
+    def tensor_shapes(self, setup: Setup) -> Mapping[str, tuple[int, ...]]:
+        psi = sum(value.numel() for name, value in setup.weights.items() if name.startswith(PSI))
+        return {**super().tensor_shapes(setup), "psi": (psi,)}
 
     def _unpacked(self, upload: Upload, state: Bundle) -> dict[str, Tensor]:
         like = {n: state.weights[n] for n in sorted(state.weights) if n.startswith(PSI)}
