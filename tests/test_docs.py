@@ -148,6 +148,7 @@ def test_a_command_uses_what_exists(line, place):
         "bench",
         "confusion",
         "report",
+        "reproduce",
         "watch",
         "figures",
         "methods",

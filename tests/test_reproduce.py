@@ -1,0 +1,408 @@
+"""The papers' tables and figures: every preset is sound without any data; one runs through the real command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from protofed import cli, methods
+from protofed.errors import ProtofedError
+from protofed.experiment import reproduce
+from protofed.experiment.compare import compare_grid
+from protofed.experiment.reproduce import (
+    SIZES,
+    available,
+    differences,
+    ledger,
+    load_preset,
+    plan,
+    read_preset,
+    run_plan,
+)
+from protofed.experiment.settings import parse_pairs
+
+ROOT = Path(__file__).parent.parent
+NAMES = available()
+TINY = ["data=digits", "data.limit_train=200", "partition=iid", "model=mlp", "hidden=8", "clients=3", "rounds=1"]
+QUICK = ["engine=loop", "layout=contiguous", "threads=1", "workers=1", "snapshots=0", "silhouette=false"]
+
+
+def lacking(name):
+    """Methods that a preset compares and that are not here."""
+    used = {row.partition("?")[0].rpartition("=")[2].strip() for row in load_preset(name).file.rows}
+    return sorted(method for method in used if method not in methods.registry)
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words, command="reproduce"):
+        monkeypatch.setattr(sys, "argv", ["protofed", command, *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def settings(name, column, size, row=0):
+    preset = load_preset(name)
+    grid = compare_grid(preset.rows(size)[row : row + 1], local=False, seeds=1, given=preset.settings(column, size))
+    return next(iter(grid.cells.values()))
+
+
+# --- every preset -----------------------------------------------------------------------------------------------------
+def test_the_papers_tables_are_there():
+    wanted = {
+        "fedsap": "table1 table2 table3 table4 fig5 fig7 fig8 fig9",
+        "fedpagr": "table1 table2 cost",
+        "fedapa": "table3 table4 table5 fig5 fig6 fig7 fig8",
+        "fedarpl": "table1 table2 table4 table5 table6 table7 fig3 fig4 cost",
+        "protofssl": "table2 table3 table4 table7 table8 table9 fig3 fig4 fig5",
+    }
+    assert sorted(NAMES) == sorted(f"{paper}/{table}" for paper, tables in wanted.items() for table in tables.split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_preset_resolves_at_both_sizes_without_data(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there is no data
+    preset = load_preset(name)  # shapes of rows, columns and numbers are checked here
+    if preset.file.counted is not None:
+        assert plan(name).cells == 0
+        return
+    if lacking(name):
+        pytest.skip(f"not here: {', '.join(lacking(name))}")
+    first = next(iter(preset.file.columns))
+    for size in SIZES:
+        if size == "paper" or preset.file.laptop_rows:  # else the rows are the same ones
+            assert len(plan(name, size=size, seeds=1, only=[first]).grids[first].cells) == len(preset.file.rows)
+        distinct = {tuple(own.use): column for column, own in preset.file.columns.items()}  # one of each kind
+        for column in distinct.values():
+            assert preset.needs(column, size), "it does not say where the data comes from"
+            assert settings(name, column, size).general.rounds > 0
+
+
+def test_columns_differ_in_their_settings():
+    for name in NAMES:
+        preset = load_preset(name)
+        if preset.file.counted is None:
+            for size in SIZES:
+                given = [json.dumps(preset.settings(column, size), sort_keys=True) for column in preset.file.columns]
+                doubled = len(given) - len(set(given))
+                assert doubled == 0, f"{name} {size}"
+
+
+# --- the papers' settings ---------------------------------------------------------------------------------------------
+def general(s, *keys):
+    return tuple(getattr(s.general, key) for key in keys)
+
+
+def test_fedsaps_settings():
+    s = settings("fedsap/table1", "CIFAR-100 n=20", "paper", row=4)
+    assert general(s, "clients", "participation", "rounds", "epochs", "batch") == (20, 1.0, 100, 1, 8)
+    assert general(s, "optimiser", "lr", "momentum", "evaluate_every") == ("sgd", 0.01, 0.5, 5)
+    assert (s.data.name, s.partition.way, s.partition.shot, s.partition.spread) == ("cifar100", 20, 50, 6)
+    ramp = s.method.alignment
+    assert (ramp.shape, ramp.start, ramp.end, ramp.maximum, s.method.scale) == ("linear", 20, 100, 0.7, 32)
+    assert (s.model.name, s.model.pretrained) == ("resnet18", "data/resnet18-imagenet.pth")
+    table5 = {"FEMNIST n=3": (3, 100, 1), "FEMNIST n=5": (5, 100, 2), "CIFAR-10 n=4": (4, 100, 1)}
+    for column, expected in table5.items():
+        partition = settings("fedsap/table1", column, "paper").partition
+        assert (partition.way, partition.shot, partition.spread) == expected
+    assert plan("fedsap/table1", size="paper", only=["FEMNIST n=3"]).grids["FEMNIST n=3"].seeds == [1234, 1235, 1236]
+
+
+@pytest.mark.parametrize(("column", "labels", "unlabelled"), [("FEMNIST U=600", 240, 600), ("CIFAR-10 k=25", 75, 600)])
+def test_fedsaps_pools(column, labels, unlabelled):
+    before, after = (settings("fedsap/table3", column, "paper", row) for row in (0, 1))
+    assert (before.general.rounds, after.general.rounds, after.method.supervised_rounds) == (100, 150, 100)
+    way = int(after.partition.way)
+    assert way * after.general.labels_per_class == labels
+    assert way * (after.partition.shot - after.general.labels_per_class) == unlabelled
+
+
+def test_fedpagrs_settings():
+    s = settings("fedpagr/table1", "CIFAR-100", "paper", row=4)
+    assert general(s, "clients", "participation", "rounds", "batch", "momentum") == (20, 0.5, 400, 32, 0.9)
+    assert general(s, "dim", "models") == (512, ("cnn", "mlp", "resnet18", "googlenet", "mobilenetv2"))
+    assert (s.partition.alpha, s.method.margin, s.method.refine_steps) == (0.1, 0.1, 3)
+    text = settings("fedpagr/table1", "MIMIC-IV", "paper", row=4)
+    assert general(text, "rounds", "lr", "batch", "participation", "dim") == (100, 2e-5, 8, 0.2, 128)
+    assert text.method.temperature == 0.5 and text.data.name == "mimic-disposition"
+
+
+def test_fedapas_settings():
+    s = settings("fedapa/table3", "one architecture", "paper", row=4)
+    assert general(s, "clients", "epochs", "batch", "lr", "momentum", "weight_decay") == (6, 1, 16, 0.01, 0.5, 1e-5)
+    assert (s.method.temperature, s.method.warm_up.end, s.method.warm_up.shape) == (0.5, 50, "cosine")
+    assert (s.model.name, s.model.embedding, s.data.window) == ("largeconvnet4", 256, 1000)
+    ends = [settings("fedapa/fig7", "one architecture", "paper", row).method.warm_up.end for row in (3, 4, 5)]
+    assert ends == [25, 50, 100]
+
+
+def test_fedarpls_settings():
+    last = len(load_preset("fedarpl/table1").file.rows) - 1
+    s = settings("fedarpl/table1", "CIFAR-100 2500, Dir 0.5", "paper", last)
+    assert general(s, "clients", "participation", "rounds", "epochs", "batch") == (100, 0.1, 800, 5, 10)
+    assert general(s, "lr", "momentum", "weight_decay", "server_labels") == (0.03, 0.9, 5e-4, 2500)
+    assert (s.model.depth, s.model.widen, s.model.norm, s.partition.alpha) == (28, 2, "static", 0.5)
+    assert (s.method.client_weight, s.method.teacher_share, s.method.prototype_momentum) == (10.0, 0.7, 0.7)
+    assert settings("fedarpl/table1", "SVHN 250, IID", "paper", last).general.rounds == 400
+
+
+def test_protofssls_settings():
+    labels = load_preset("protofssl/table3").labels
+    s = settings("protofssl/table3", "CIFAR-10 Non-IID", "paper", labels.index("ProtoFSSL-FedProx"))
+    assert general(s, "clients", "participation", "rounds", "epochs") == (100, 0.05, 300, 10)
+    assert general(s, "optimiser", "lr", "weight_decay", "unlabelled_limit") == ("rmsprop", 1e-3, 1e-4, 490)
+    m = s.method
+    assert (m.shots, m.queries, m.unlabelled_queries, m.helpers, m.unlabelled_weight, m.mu) == (1, 2, 100, 5, 0.3, 0.01)
+    assert (s.model.name, s.model.norm, s.partition.name) == ("resnet8", "none", "circulant")
+
+
+def test_differences_between_the_sizes():
+    found = {key: (laptop, paper, where) for key, laptop, paper, where in differences(load_preset("fedpagr/table2"))}
+    assert found["rounds"] == ("40", "400", "all") and found["seeds"] == ("1", "3", "all")
+    assert found["data.name"] == ("npz", "cifar10", "all") and "lr" not in found
+    some = [line for line in differences(load_preset("protofssl/table8")) if line[0] == "participation"]
+    assert [line[1:] for line in some] == [("0.1", "0.05", "5 active clients"), ("0.5", "0.2", "20 active clients")]
+
+
+# --- counted ----------------------------------------------------------------------------------------------------------
+def test_counts():
+    fedsap = run_plan(plan("fedsap/table2")).values["thousands of numbers"]
+    assert fedsap["FedSAP"] == [[3.0], [30.72], [102.4]] and fedsap["FedAvg"][0] == [849.492]
+    assert fedsap["FedMPS"][0] == [20 * 3 * (50 + 64) / 1000]
+    fedapa = run_plan(plan("fedapa/table5")).values["kB of a client and round"]
+    assert (fedapa["FedAPA"], fedapa["FedAvg"]) == ([[150.528]], [[3709.984]])
+    assert run_plan(plan("fedpagr/cost")).values["kB of a client and round"]["FedPAGR"] == [[20.48], [20.48]]
+    phases = run_plan(plan("fedarpl/cost")).values["a client and round"]
+    assert round(phases["phase 3"][1][0], 2) == 0.87 and phases["phase 1"][1] == [0.0]
+    protofssl = run_plan(plan("protofssl/table2")).values["a client and round"]
+    assert [round(protofssl[row][0][0]) for row in load_preset("protofssl/table2").labels] == [782, 1526, 448]
+
+
+def test_a_counted_table_has_a_number_for_every_one_of_the_papers():
+    for name in ("fedsap/table2", "fedpagr/cost", "fedapa/table5", "fedarpl/cost"):
+        preset, result = load_preset(name), run_plan(plan(name))
+        for measure in preset.file.measures:
+            assert set(result.values[measure]) == set(preset.labels)
+            assert all(len(line) == len(preset.file.columns) for line in result.values[measure].values())
+
+
+def test_a_counted_table_takes_no_settings():
+    with pytest.raises(ProtofedError, match="counted, not trained"):
+        plan("fedapa/table5", given={"rounds": 3})
+
+
+# --- a file that is wrong ---------------------------------------------------------------------------------------------
+GOOD = """
+title = "A table"
+measures = ["accuracy_head"]
+rows = ["A=fedavg", "B=fedproto?weight=2"]
+[columns.one]
+[columns.two]
+[numbers.accuracy_head]
+A = [1, "2.0 ± 0.1"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title", "tittle", "title is missing|tittle"),
+        ('A = [1, "2.0 ± 0.1"]', "A = [1]", "numbers.accuracy_head.A: 1 numbers for 2 columns"),
+        ('"2.0 ± 0.1"', '"two"', "'two'; expected a number"),
+        ("A = [1", "C = [1", "unknown row 'C'"),
+        ("[numbers.accuracy_head]", "[numbers.accuracy]", "expected one of the measures"),
+        ('["accuracy_head"]', '["acuracy"]', "unknown column 'acuracy'"),
+        ('"B=fedproto?weight=2"', '"A=fedproto"', "each with a label of its own"),
+        ("[columns.two]", '[columns."One "]', "whose folders differ"),
+        ("[columns.two]", '[columns.two]\nuse = ["CIFAR"]', "unknown group 'CIFAR'"),
+        ('title = "A table"', 'title = "A"\ncounted = "bytes"', "unknown count 'bytes'"),
+        ('title = "A table"', 'title = "A"\nlaptop_rows = ["A=fedavg"]', "expected the labels of rows"),
+    ],
+)
+def test_a_wrong_file_is_said_in_one_line(tmp_path, old, new, message):
+    file = tmp_path / "t.toml"
+    file.write_text(GOOD, encoding="utf-8")
+    assert read_preset(file, "mine/t").labels == ["A", "B"]
+    assert old in GOOD
+    file.write_text(GOOD.replace(old, new), encoding="utf-8")
+    with pytest.raises(ProtofedError, match=message) as error:
+        read_preset(file, "mine/t")
+    assert "\n" not in str(error.value)
+
+
+def test_layers_of_settings(tmp_path):
+    (tmp_path / "common.toml").write_text(
+        "settings = { rounds = 1, lr = 0.1, data = { name = 'npz', path = 'x.npz' } }\n"
+        "[groups.g]\nsettings = { rounds = 2, data = 'digits' }\nlaptop = { batch = 4 }\nneeds = { laptop = 'x' }\n"
+    )
+    file = tmp_path / "t.toml"
+    file.write_text(
+        GOOD.replace("[columns.two]", "[columns.two]\nuse = ['g']\npaper = { rounds = 4 }"), encoding="utf-8"
+    )
+    preset = read_preset(file, "mine/t")
+    assert preset.settings("one", "paper") == {"rounds": 1, "lr": 0.1, "data.name": "npz", "data.path": "x.npz"}
+    assert preset.settings("two", "laptop") == {"rounds": 2, "lr": 0.1, "data": "digits", "batch": 4}
+    assert preset.settings("two", "paper") == {"rounds": 4, "lr": 0.1, "data": "digits"}
+    assert preset.paper("accuracy_head", "A", "two") == "2.0 ± 0.1" and preset.paper("accuracy_head", "B", "two") == "–"
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+def test_the_list(call):
+    code, out, _ = call()
+    assert code == 0
+    assert all(name in out for name in NAMES) and "data/cifar10.npz" in out
+
+
+def test_an_unknown_preset(call):
+    code, _, err = call("fedsap/tabel1")
+    assert code == 2 and "unknown preset 'fedsap/tabel1'; did you mean 'fedsap/table1'?" in err
+    code, _, err = call("fedsap/table1", "--only", "MNIST-100")
+    assert code == 2 and "is in no column's name: FEMNIST n=3" in err
+    code, _, err = call("fedsap/table4", "lern=1")
+    assert code == 2 and "lern" in err
+
+
+def test_a_method_that_is_not_there(call, monkeypatch):
+    monkeypatch.delitem(methods.registry._entries, "fedmps")
+    code, _, err = call("fedsap/fig5")
+    assert code == 2 and "fedsap/fig5 compares fedmps, which is not among the methods here" in err
+
+
+def test_missing_data_is_said_in_one_line_before_anything_runs(call, tmp_path):
+    code, _, err = call("fedsap/fig9", "--out", "here")
+    assert code == 2 and len(err.splitlines()) == 1
+    assert "data/cifar10.npz: no such file" in err and "benchmarks/prepare.py makes it" in err
+    assert not list((tmp_path / "here").glob("*/*"))
+    code, _, err = call("fedapa/fig5", "--size", "paper", "--out", "there")
+    assert code == 2 and "data/crowd/manifest.csv" in err and len(err.splitlines()) == 1
+    code, _, err = call("fedsap/fig9", "--size", "paper", "data=digits", "--out", "weights")
+    assert code == 2 and "data/resnet18-imagenet.pth: no such file of pretrained weights" in err
+
+
+def numbers(folder):
+    text = (folder / "reproduction.md").read_text(encoding="utf-8")
+    return text, re.findall(r"^\| (.+?) \| (.+) \|$", text.split("## Settings")[0], flags=re.M)
+
+
+def test_a_preset_from_end_to_end(call, tmp_path):
+    words = ["fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1]
+    code, out, err = call(*words, "--seeds", 1)
+    assert code == 0, err
+    text, table = numbers(tmp_path / "here")
+    assert "both" in out and "79.91" in out
+    cells = dict(table[-4:])  # accuracy by head
+    assert list(cells) == ["neither", "curriculum", "proxy", "both"]
+    run = json.loads((tmp_path / "here/cifar-100-n-10/both-seed1234/summary.json").read_text())
+    head = 100 * run["last_five"]["accuracy_head"]
+    assert cells["both"] == f"{head:.2f} / 87.59 / {head - 87.59:+.2f}".replace("-", "−")
+    assert "| rounds | 30 | 100 | all |" in text and "data=digits" in text and "n=10 (ours: digits)" in text
+    # again: nothing is run; one more seed: only that
+    done = {p: p.stat().st_mtime_ns for p in (tmp_path / "here").rglob("summary.json")}
+    code, _, err = call(*words, "--seeds", 2)
+    assert code == 0, err
+    after = {p: p.stat().st_mtime_ns for p in (tmp_path / "here").rglob("summary.json")}
+    assert len(done) == 4 and len(after) == 8 and all(after[p] == when for p, when in done.items())
+    assert " ± " in numbers(tmp_path / "here")[0].split("## Notes")[0]
+    # other settings do not go into the same folder
+    code, _, err = call(*words[:-4], "rounds=2", "--out", "here")
+    assert code == 2 and "made with given" in err and "choose another --out" in err
+    code, _, err = call("fedsap/fig9", *TINY, "--out", "here")
+    assert code == 2 and "made with preset 'fedsap/table4'" in err
+    (tmp_path / "plain").mkdir()
+    code, _, err = call("fedsap/fig9", *TINY, "--out", "plain")
+    assert code == 2 and "no folder of `protofed reproduce`" in err
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder in which `fedsap/table4` was run."""
+    folder = tmp_path_factory.mktemp("finished") / "here"
+    run_plan(plan("fedsap/table4", given=parse_pairs([*TINY, *QUICK])), out=folder, jobs=1)
+    return folder
+
+
+def test_a_changed_preset_does_not_continue_old_runs(call, tmp_path, finished):
+    shutil.copytree(finished, tmp_path / "here")
+    file = tmp_path / "here/cifar-100-n-10/comparison.json"
+    record = json.loads(file.read_text())
+    record["settings"]["both-seed1234"]["lr"] = 5.0
+    file.write_text(json.dumps(record))
+    code, _, err = call("fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1)
+    assert code == 2 and "both-seed1234: begun with lr=5.0, now it is 0.01" in err
+
+
+def test_killed_and_resumed(call, tmp_path):
+    """A kill in the middle of a cell; `protofed resume` ends it, finished cells untouched, as if it never was."""
+    slow = [word for word in TINY if not word.startswith("rounds")] + ["rounds=8", "checkpoint_every=1"]
+    words = ["fedsap/table4", *slow, *QUICK, "--jobs", "1", "--seeds", "1"]
+    here, command = tmp_path / "here", [sys.executable, "-m", "protofed", "reproduce"]
+    cells = here / "cifar-100-n-10"
+    process = subprocess.Popen([*command, *words, "--out", "here"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        while not (cells / "curriculum-seed1234/checkpoint").is_dir():
+            assert process.poll() is None, "it ended before it could be killed"
+            time.sleep(0.01)
+    finally:
+        process.kill()
+        process.wait()
+    assert not (cells / "both-seed1234").exists()
+    first = (cells / "neither-seed1234/summary.json").stat().st_mtime_ns
+    code, out, err = call("here", "--jobs", 1, command="resume")
+    assert code == 0 and "82.81" in out, err
+    assert (cells / "neither-seed1234/summary.json").stat().st_mtime_ns == first
+    assert call(*words, "--out", "whole")[0] == 0
+    assert numbers(here) == numbers(tmp_path / "whole")
+
+
+# --- the ledger -------------------------------------------------------------------------------------------------------
+def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
+    results = tmp_path / "results"
+    results.mkdir()
+    assert "`protofed reproduce fedsap/fig9`" in ledger(results)["fedsap"]
+    shutil.copytree(finished, results / "fedsap-table4-laptop")
+    page = ledger(results)["fedsap"]
+    _, table = numbers(results / "fedsap-table4-laptop")
+    for row, cell in table[-4:]:  # the preset's heading stands in the ledger, the data that was given in the folder
+        assert f"| {row} | {cell} |" in page
+    assert "`fedsap-table4-laptop/cifar-100-n-10`: digits, 1 rounds, seeds 1234" in page
+    code, out, _ = call("--ledger", results)
+    assert code == 0 and (results / "ledger/fedsap.md").read_text(encoding="utf-8") == page
+    assert "fedarpl.md" in out
+    code, _, err = call("--ledger", tmp_path / "nowhere")
+    assert code == 2 and "no such folder of results" in err
+
+
+def test_rows_are_found_by_label_or_by_what_they_are():
+    page = ledger(ROOT / "docs/results")["fedapa"]
+    rows = (ROOT / "docs/results/fedapa-csi-crowd/table.md").read_text(encoding="utf-8")
+    ours = re.search(r"^\| caring \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
+    assert ours is not None and f"| CARING | {ours[1]} / 77.6 / " in page
+
+
+def test_the_ledger_in_the_documentation_is_of_today():
+    for paper, text in ledger(ROOT / "docs/results").items():
+        there = (ROOT / f"docs/results/ledger/{paper}.md").read_text(encoding="utf-8")
+        assert there == text, "run: protofed reproduce --ledger docs/results"
+        assert f'--8<-- "docs/results/ledger/{paper}.md"' in (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
+
+
+def test_every_preset_is_package_data():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert '"experiment/presets/*/*.toml"' in text
+    assert all(file.parent.parent == reproduce.PRESETS for file in reproduce.PRESETS.rglob("*.toml"))
