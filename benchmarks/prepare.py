@@ -1,7 +1,7 @@
 """Turn a folder of research data into the files the measured tables use: `python benchmarks/prepare.py FOLDER data`.
 
-FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 (a class-balanced part), Wi-Fi crowd counting (Wi-CaL,
-420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30 subcarriers × 200 packets).
+FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 and CIFAR-100 (class-balanced parts), Tiny ImageNet
+(64 × 64), Wi-Fi crowd counting (Wi-CaL, 420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30 subcarriers × 200 packets).
 """
 
 from __future__ import annotations
@@ -15,6 +15,14 @@ import numpy as np
 
 def cifar10(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {key: d[key] for key in ("x_train", "y_train", "x_test", "y_test")}
+
+
+def cifar100(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return cifar10(d)
+
+
+def tiny_imagenet(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return cifar10(d)
 
 
 def csi_crowd(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,7 +69,7 @@ def main(source: Path, target: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     target.mkdir(parents=True, exist_ok=True)
-    for prepare in (cifar10, csi_crowd, csi_activity):
+    for prepare in (cifar10, cifar100, tiny_imagenet, csi_crowd, csi_activity):
         file = target / f"{prepare.__name__.replace('_', '-')}.npz"
         arrays = prepare(module.load(prepare.__name__))
         np.savez_compressed(file, **arrays)
