@@ -1,7 +1,8 @@
 """Turn a folder of research data into the files the measured tables use: `python benchmarks/prepare.py FOLDER data`.
 
 FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 and CIFAR-100 (class-balanced parts), Tiny ImageNet
-(64 × 64), Wi-Fi crowd counting (Wi-CaL, 420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30 subcarriers × 200 packets).
+(64 × 64), Wi-Fi crowd counting (Wi-CaL, 420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30
+subcarriers × 200 packets).
 """
 
 from __future__ import annotations
