@@ -75,8 +75,8 @@ class FL2(LabelsAtServer):
         return losses.divergence(logits.detach().softmax(-1), moved, surest, weight)
 
     def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """`status` is τ_g."""
-        p = trained.unlabelled().logits.softmax(-1)
+        """`status` is τ_g, of the received model."""
+        p = trained.unlabelled(weights=received.weights).logits.softmax(-1)
         return Bundle(weights=trained.weights, scalars={"status": float(thresholds(p)[0])})
 
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:

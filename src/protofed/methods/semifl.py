@@ -121,8 +121,8 @@ class SemiFL(LabelsAtServer):
         return Loss(terms, Pseudo(label, accepted, sure))
 
     def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """`confident` counts samples. Where none was to learn from, the model is what it was and is sure of none."""
-        sure = trained.unlabelled().logits.softmax(-1).amax(-1)
+        """`confident` counts the samples that the received model is sure of."""
+        sure = trained.unlabelled(weights=received.weights).logits.softmax(-1).amax(-1)
         confident = float((sure >= self.threshold).sum())
         return Bundle(weights=trained.weights, scalars={"confident": confident})
 
