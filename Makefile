@@ -1,8 +1,9 @@
-# make setup: the virtual environment with everything in it.  make run: the first comparison.  make test: all tests.
+# make setup: the virtual environment.  make run: the first comparison.  make test: all tests, with what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 
 # The report is tested in a real browser; where there is none and it cannot be installed, those tests say so and are skipped.
 BROWSER = command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
@@ -14,10 +15,14 @@ BROWSER = command -v chromium >/dev/null && command -v chromedriver >/dev/null |
 
 setup: $(READY)
 
-# The mark is written last, so a set-up that was cut off is made again.
+# A mark is written last, so a set-up that was cut off is made again.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(TOOLS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,hub,text,csi,track]"
 	@$(BROWSER)
 	@touch $@
@@ -29,12 +34,12 @@ test: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal
 	$(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
 
-lint: $(READY)
+lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(READY)
+docs: $(TOOLS)
 	$(BIN)/mkdocs serve
 
 clean:
