@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bank import PrototypeBank
+from ..bank import PrototypeBank, unit
 
 
 def feature_space_separation(z: Tensor, y: Tensor, bank: PrototypeBank, epsilon: float = 1e-8) -> Tensor:
@@ -34,11 +34,24 @@ def silhouette(z: Tensor, y: Tensor, metric: str = "euclidean") -> float:
     """
     if metric not in ("euclidean", "cosine"):
         raise ValueError(f"metric must be euclidean or cosine, not {metric!r}")
-    from sklearn.metrics import silhouette_score
-
     if not bool(torch.isfinite(z).all()):
         return float("nan")
-    classes = len(torch.unique(y))
-    if classes < 2 or classes >= len(y):
+    classes, group = torch.unique(y, return_inverse=True)
+    if len(classes) < 2 or len(classes) >= len(y):
         return 0.0
-    return float(silhouette_score(z.detach().cpu().numpy(), y.detach().cpu().numpy(), metric=metric))
+    z = z.detach().double()
+    # by matrix product, which double precision can afford
+    apart = torch.cdist(z, z, compute_mode="use_mm_for_euclid_dist") if metric == "euclidean" else _cosine(z)
+    apart.fill_diagonal_(0)
+    member = torch.nn.functional.one_hot(group, len(classes)).double()
+    size = member.sum(0)
+    total = apart @ member  # from each sample to all of each class
+    own = size[group] - 1
+    inside = total.gather(1, group[:, None])[:, 0] / own.clamp_min(1)
+    outside = torch.where(member > 0, torch.inf, total / size).amin(1)
+    value = (outside - inside) / torch.maximum(outside, inside).clamp_min(1e-300)
+    return float(torch.where(own > 0, value, 0.0).mean())
+
+
+def _cosine(z: Tensor) -> Tensor:
+    return (1 - unit(z) @ unit(z).T).clamp(0, 2)
