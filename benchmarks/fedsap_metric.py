@@ -37,7 +37,9 @@ def main(folders: list[str]) -> None:
                 right[whose, metric] += float((among.nearest(z, metric) == labels).float().mean()) / len(data.clients)
         lengths = shared.means.norm(dim=-1)[shared.known]
         shown = ", ".join(f"{whose} by {metric} {value:.2%}" for (whose, metric), value in right.items())
-        print(f"{Path(name).name}, round {federation.round}: {shown}; lengths {lengths.min():.2f} to {lengths.max():.2f}")
+        print(
+            f"{Path(name).name}, round {federation.round}: {shown}; lengths {lengths.min():.2f} to {lengths.max():.2f}"
+        )
 
 
 if __name__ == "__main__":
