@@ -1,7 +1,7 @@
 """How FedSAP's prototypes predict by squared distance and by cosine: `python benchmarks/fedsap_metric.py RUN...`.
 
-In the unlabelled phase clients return prototypes of length 1 (Eq. 14), whose mean over clients is shorter the less they agree.
-Of each finished run the mean accuracy over clients is printed by nearest prototype in both metrics, with the server's
+In the unlabelled phase clients return prototypes of length 1 (Eq. 14); their mean over clients is shorter the less they
+agree. Of each finished run the mean accuracy over clients is printed by nearest prototype in both metrics, with the server's
 prototypes and with each client's own.
 """
 
