@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 
 import numpy as np
 import pytest
@@ -57,7 +58,9 @@ def test_a_folder_that_is_none_gives_one_line(tmp_path, monkeypatch, capsys):
 
 def test_watch_serves_the_page_until_it_is_interrupted(comparison):
     words = [sys.executable, "-m", "protofed", "watch", str(comparison), "--port", "0"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    # a shell that starts tests in the background has them ignore Ctrl-C, and their children would too
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, preexec_fn=listen)
     try:
         line = process.stdout.readline()
         address = re.search(r"http://[\d.]+:\d+/?", line)[0].rstrip("/")

@@ -141,12 +141,21 @@ def test_bad_input_is_named(tmp_path):
         commands.watch(run, port=0, projection="umap")
 
 
+def listen():
+    """A shell that starts tests in the background has them ignore Ctrl-C, and their children would too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_it_cleanly(tmp_path):
     run = make_run(tmp_path / "r")
     code = "import sys; from protofed.report.commands import watch; watch(sys.argv[1], port=0, say=tell)"
     tell = "def tell(url):\n print(url, flush=True)\n"
     process = subprocess.Popen(
-        [sys.executable, "-c", tell + code, str(run)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", tell + code, str(run)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
     )
     try:
         url = process.stdout.readline().strip()
