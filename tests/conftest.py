@@ -1,7 +1,9 @@
+import sys
+
 import pytest
 import torch
 
-from protofed import methods
+from protofed import cli, methods
 from protofed.data import Dataset
 
 
@@ -53,3 +55,21 @@ AT_SERVER = [
 def labels_for(method):
     """Settings without which a method whose server trains on samples has none."""
     return {"labels": "server", "server_labels": 12} if method in AT_SERVER else {}
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """`call("run", "fedsap")` → exit code, standard output, standard error; in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run

@@ -17,24 +17,6 @@ QUICK = ["clients=4", "rounds=2", "shot=6", "way=2"]
 NAMED = [*QUICK, "engine=loop", "layout=contiguous", "workers=1", "threads=1"]  # nothing to measure
 
 
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """`call("run", "fedsap")` → exit code, standard output, standard error; in an empty working folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
 def save_npz(path, **changes):
     data = blobs()
     arrays = {

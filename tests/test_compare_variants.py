@@ -4,7 +4,6 @@ import csv
 import importlib
 import json
 import shutil
-import sys
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 import protofed as pf
 from conftest import SMALL, blobs
-from protofed import cli
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     Progress,
@@ -392,21 +390,6 @@ def test_progress_of_a_finished_cell(last, expected, tmp_path):
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_compare_on_the_command_line(call, tmp_path):

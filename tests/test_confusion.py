@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error
 
 import protofed as pf
 from conftest import SMALL, blobs
-from protofed import cli
 from protofed.errors import ProtofedError
 from protofed.evaluate import Confusion
 from protofed.report import Confusions, confusion_table, draw_confusions, read_confusions
@@ -51,23 +49,6 @@ def cells(confusions: Confusions) -> list[list[str]]:
     console.print(confusion_table(confusions))
     lines = console.export_text().splitlines()
     return [[cell.strip() for cell in line.strip("│┃").split("│")] for line in lines if line.startswith("│")]
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.local import Skeleton, TrainingNetwork
-from protofed.methods.base import Batch, Received, Setup, Upload
-from protofed.methods.fedmatch import HELPER, PSI, FedMatch, FedMatchServer, fixed_input, unlabelled_epochs
+from protofed.methods.base import Batch, Received, Setup, Upload, unlabelled_epochs
+from protofed.methods.fedmatch import HELPER, PSI, FedMatch, FedMatchServer, fixed_input
 from protofed.methods.fl2 import FL2, thresholds
 from protofed.methods.pfedknow import PFedKnow, masked, pruned
 from protofed.methods.semifl import SemiFL, beta, partners

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 import protofed as pf
 from conftest import SMALL, blobs
-from protofed import cli
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     compare,
@@ -389,21 +388,6 @@ def test_a_broken_record_is_one_line(text, tmp_path):
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["protofed", *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
 
 
 def test_sweep_and_table_on_the_command_line(call, tmp_path):

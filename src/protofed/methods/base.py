@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .. import aggregate
 from ..bank import PrototypeBank
 from ..models.base import Levels, Output
 from ..registry import Registry
 from ..wire import Bundle
 
 View = Literal["none", "weak", "strong"]
+VELOCITY = "velocity/"  # before the names of the server's momentum in its state
 
 
 class Batch(NamedTuple):
@@ -370,6 +372,12 @@ def paired_epochs(
             yield Step(rows, more)
 
 
+def unlabelled_epochs(unlabelled: int, epochs: int, batch: int, generator: torch.Generator) -> Iterator[Step]:
+    """Whole epochs over the unlabelled set alone, where the labels are at the server."""
+    none = torch.zeros(0, dtype=torch.int64)
+    return (Step(none, rows) for rows in epoch_rows(unlabelled, epochs, batch, generator))
+
+
 def bank_of(bundle: Bundle) -> PrototypeBank:
     """The bundle's bank, where the method's own protocol says there is one."""
     if bundle.bank is None:
@@ -400,3 +408,11 @@ def weighted_average(uploads: Sequence[Upload], shares: Sequence[float] | None =
             sums[name].add_(value, alpha=share / totals[name])
     kinds = {name: value.dtype for upload in uploads for name, value in upload.content.weights.items()}
     return {name: total.to(kinds[name]) for name, total in sums.items()}
+
+
+def moved(state: Bundle, average: Mapping[str, Tensor], momentum: float) -> Bundle:
+    """The state after a step of SGD (learning rate 1) from its weights to the clients' average; it keeps the velocity."""
+    velocity = {n.removeprefix(VELOCITY): v for n, v in state.tensors.items() if n.startswith(VELOCITY)}
+    weights, velocity = aggregate.with_momentum(state.weights, average, velocity, momentum)
+    kept = {VELOCITY + name: value for name, value in velocity.items()}
+    return replace(state, weights={**state.weights, **weights}, tensors={**state.tensors, **kept})

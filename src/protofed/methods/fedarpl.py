@@ -30,13 +30,13 @@ from .base import (
     Upload,
     View,
     bank_of,
-    epoch_rows,
+    moved,
     register,
+    unlabelled_epochs,
     weighted_average,
 )
 
 log = logging.getLogger("protofed")
-VELOCITY = "velocity/"
 
 
 @register("server-only")
@@ -157,9 +157,7 @@ class FedARPL(SharedModel):
     def steps(
         self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
     ) -> Iterator[Step]:
-        nothing = torch.zeros(0, dtype=torch.int64)
-        for rows in epoch_rows(num_unlabelled, epochs, batch, generator):
-            yield Step(nothing, rows)
+        return unlabelled_epochs(num_unlabelled, epochs, batch, generator)
 
     def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:
         assert batch.weak is not None and batch.strong is not None and batch.unlabelled_weight is not None
@@ -189,13 +187,9 @@ class FedARPL(SharedModel):
 
     # --- server: what comes back ----------------------------------------------------------------------------------
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        velocity = {k.removeprefix(VELOCITY): v for k, v in state.tensors.items() if k.startswith(VELOCITY)}
-        average = weighted_average(uploads)  # Eq. 10
-        weights, velocity = aggregate.with_momentum(state.weights, average, velocity, self.server_momentum)
         gcplca = sum(u.content.scalars["confidence"] for u in uploads) / len(uploads)
-        tensors = {**state.tensors, **{VELOCITY + name: value for name, value in velocity.items()}}
         scalars = {**state.scalars, "gcplca": gcplca}
-        state = replace(state, weights={**state.weights, **weights}, tensors=tensors, scalars=scalars)
+        state = replace(moved(state, weighted_average(uploads), self.server_momentum), scalars=scalars)  # Eq. 10
         if scalars["phase"] < 3:
             return self._next_phase(state, 2, gcplca, round)
         return replace(state, bank=self.prototypes(state, uploads, round))

@@ -27,9 +27,9 @@ from .base import (
     Trained,
     Upload,
     View,
-    epoch_rows,
     paired_epochs,
     register,
+    unlabelled_epochs,
 )
 
 PSI = "psi/"
@@ -284,12 +284,6 @@ def halves(params: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, T
     """σ and ψ, by the model's names."""
     sigma = {n: p for n, p in params.items() if not n.startswith(PSI)}
     return sigma, {n: params[PSI + n] for n in sigma}
-
-
-def unlabelled_epochs(unlabelled: int, epochs: int, batch: int, generator: torch.Generator) -> Iterator[Step]:
-    """Whole epochs over the unlabelled set alone, where the labels are at the server."""
-    none = torch.zeros(0, dtype=torch.int64)
-    return (Step(none, rows) for rows in epoch_rows(unlabelled, epochs, batch, generator))
 
 
 def fixed_input(like: Tensor) -> Tensor:

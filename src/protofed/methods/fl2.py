@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import losses
 from ..wire import Bundle
-from .base import Batch, Loss, Network, Pseudo, Received, Setup, Trained, Upload, register
+from .base import Batch, Loss, Network, Pseudo, Received, Setup, Trained, Upload, moved, register, weighted_average
 from .semifl import LabelsAtServer
 
 
@@ -82,7 +82,8 @@ class FL2(LabelsAtServer):
     def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
         """Clients count by 1 − τ_g; where all are certain, the same."""
         shares = [max(0.0, 1 - u.content.scalars["status"]) for u in uploads]
-        return self.moved(state, uploads, shares if sum(shares) > 0 else [1.0] * len(uploads))
+        average = weighted_average(uploads, shares if sum(shares) > 0 else [1.0] * len(uploads))
+        return moved(state, average, self.server_momentum)
 
 
 def thresholds(p: Tensor, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,21 @@ from torch import Tensor
 
 from .. import losses
 from ..wire import Bundle
-from .base import Batch, Loss, Network, Pseudo, Received, Setup, Step, Trained, Upload, View, register
-from .fedmatch import HelpedModel, helper_models, unlabelled_epochs, without_helpers
+from .base import (
+    Batch,
+    Loss,
+    Network,
+    Pseudo,
+    Received,
+    Setup,
+    Step,
+    Trained,
+    Upload,
+    View,
+    register,
+    unlabelled_epochs,
+)
+from .fedmatch import HelpedModel, helper_models, without_helpers
 
 
 @register("pfedknow")

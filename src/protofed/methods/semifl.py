@@ -15,7 +15,7 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
-from .. import aggregate, losses
+from .. import losses
 from ..wire import Bundle
 from .base import (
     Batch,
@@ -29,12 +29,12 @@ from .base import (
     Trained,
     Upload,
     View,
+    moved,
     register,
+    unlabelled_epochs,
     weighted_average,
 )
-from .fedmatch import unlabelled_epochs
 
-VELOCITY = "velocity/"
 QUANTILES = 4097  # points in the table of a Beta distribution
 
 
@@ -71,14 +71,6 @@ class LabelsAtServer(SharedModel):
 
     def server_loss(self, network: Network, batch: Batch, state: Bundle, round: int) -> dict[str, Tensor]:
         return {"ce": losses.cross_entropy(network(batch.x).logits, batch.y, weight=batch.weight)}
-
-    def moved(self, state: Bundle, uploads: Sequence[Upload], shares: Sequence[float]) -> Bundle:
-        """The state after a step of SGD (learning rate 1, with momentum) towards the clients' average."""
-        velocity = {n.removeprefix(VELOCITY): v for n, v in state.tensors.items() if n.startswith(VELOCITY)}
-        average = weighted_average(uploads, shares)
-        weights, velocity = aggregate.with_momentum(state.weights, average, velocity, self.server_momentum)
-        kept = {VELOCITY + name: value for name, value in velocity.items()}
-        return replace(state, weights={**state.weights, **weights}, tensors={**state.tensors, **kept})
 
 
 @register("semifl")
@@ -133,7 +125,7 @@ class SemiFL(LabelsAtServer):
         """The plain mean of the active clients; a client without a confident sample sits out."""
         active = [u for u in uploads if u.content.scalars["confident"] > 0]
         state = replace(state, scalars={"active": float(len(active))})
-        return self.moved(state, active, [1.0] * len(active)) if active else state
+        return moved(state, weighted_average(active, [1.0] * len(active)), self.server_momentum) if active else state
 
     def measures(self, state: Bundle, round: int) -> dict[str, float]:
         """How many clients did not sit out."""
