@@ -4,6 +4,8 @@ import csv
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -422,3 +424,20 @@ def test_bad_input_is_one_clear_line_and_nothing_is_begun(words, expected, call,
     assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
     assert all(word in err for word in expected), err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_side_by_side_after_this_process_computed_with_several_threads(tmp_path):
+    """OpenMP's threads do not survive a fork: a forked run that waited for them would wait without end."""
+    script = f"""
+import torch
+import protofed
+torch.set_num_threads(2)
+torch.rand(600, 600) @ torch.rand(600, 600)
+torch.rand(4_000_000).exp()
+found = protofed.compare(["fedavg"], seeds=2, jobs=2, out={str(tmp_path / "out")!r}, rounds=1, clients=4, engine="loop",
+    threads=2, workers=1, data="digits", model="mlp")
+print(sorted(found.results))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['fedavg', 'local']"

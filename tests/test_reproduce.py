@@ -153,13 +153,13 @@ def test_fedapas_settings():
 
 
 def test_fedarpls_settings():
-    last = len(load_preset("fedarpl/table1").file.rows) - 1
-    s = settings("fedarpl/table1", "CIFAR-100 2500, Dir 0.5", "paper", last)
+    row = load_preset("fedarpl/table1").labels.index("Fed-ARPL")
+    s = settings("fedarpl/table1", "CIFAR-100 2500, Dir 0.5", "paper", row)
     assert general(s, "clients", "participation", "rounds", "epochs", "batch") == (100, 0.1, 800, 5, 10)
     assert general(s, "lr", "momentum", "weight_decay", "server_labels") == (0.03, 0.9, 5e-4, 2500)
     assert (s.model.depth, s.model.widen, s.model.norm, s.partition.alpha) == (28, 2, "static", 0.5)
     assert (s.method.client_weight, s.method.teacher_share, s.method.prototype_momentum) == (10.0, 0.7, 0.7)
-    assert settings("fedarpl/table1", "SVHN 250, IID", "paper", last).general.rounds == 400
+    assert settings("fedarpl/table1", "SVHN 250, IID", "paper", row).general.rounds == 400
 
 
 def test_protofssls_settings():
@@ -233,6 +233,7 @@ A = [1, "2.0 ± 0.1"]
         ("[columns.two]", '[columns.two]\nuse = ["CIFAR"]', "unknown group 'CIFAR'"),
         ('title = "A table"', 'title = "A"\ncounted = "bytes"', "unknown count 'bytes'"),
         ('title = "A table"', 'title = "A"\nlaptop_rows = ["A=fedavg"]', "expected the labels of rows"),
+        ('title = "A table"', 'title = "A"\nlaptop_columns = ["three"]', "laptop_columns: unknown column 'three'"),
     ],
 )
 def test_a_wrong_file_is_said_in_one_line(tmp_path, old, new, message):
@@ -244,6 +245,17 @@ def test_a_wrong_file_is_said_in_one_line(tmp_path, old, new, message):
     with pytest.raises(ProtofedError, match=message) as error:
         read_preset(file, "mine/t")
     assert "\n" not in str(error.value)
+
+
+def test_columns_of_a_size_and_those_asked_for():
+    some = ["FEMNIST n=3", "FEMNIST n=5", "CIFAR-10 n=3", "CIFAR-10 n=5"]
+    assert plan("fedsap/table1", seeds=1).columns == some
+    every = list(load_preset("fedsap/table1").file.columns)
+    assert plan("fedsap/table1", size="paper", seeds=1).columns == every and set(some) < set(every)
+    ten = ["CIFAR-10 n=3", "CIFAR-10 n=4", "CIFAR-10 n=5"]
+    assert plan("fedsap/table1", seeds=1, only=["cifar-10"]).columns == ten, "not CIFAR-100"
+    assert plan("fedsap/table1", seeds=1, only=["n=4", "cifar-100 n=30"]).columns == [*every[1:5:3], every[-1]]
+    assert plan("fedsap/table1", seeds=1, only=["MNI"]).columns == every[:3], "a part of a word where it is none"
 
 
 def test_layers_of_settings(tmp_path):

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -709,8 +709,11 @@ def _end_with(parent: int) -> None:
 
 
 def _run_cell_in_worker(cell: str) -> tuple[list[dict[str, Any]], dict[str, Any], Path | None]:
+    """In a thread of its own: OpenMP's other threads did not survive the fork, and the main thread would wait for them
+    where the parent has computed with several."""
     queue, cells, places = _inherited
-    result = _run_cell(cell, cells[cell], places[cell], queue.put)
+    with ThreadPoolExecutor(1) as thread:
+        result = thread.submit(_run_cell, cell, cells[cell], places[cell], queue.put).result()
     return result.metrics, result.summary, result.folder
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -100,6 +100,8 @@ class TableFile(Group):
     rows: tuple[str, ...]
     laptop_rows: tuple[str, ...] = ()
     """In place of `rows` at that size, under the same labels."""
+    laptop_columns: tuple[str, ...] = ()
+    """Which columns that size has, where all would take too long or their data is rare; `--only` takes any."""
     seeds: dict[Size, int] = {"laptop": 1, "paper": 3}
     columns: dict[str, TableColumn]
     numbers: dict[str, dict[str, tuple[int | float | str, ...]]]
@@ -118,6 +120,10 @@ class Preset:
 
     def rows(self, size: Size) -> tuple[str, ...]:
         return self.file.laptop_rows if size == "laptop" and self.file.laptop_rows else self.file.rows
+
+    def columns(self, size: Size) -> list[str]:
+        """Those that run unless others are asked for."""
+        return [c for c in self.file.columns if size == "paper" or c in (self.file.laptop_columns or self.file.columns)]
 
     def settings(self, column: str, size: Size) -> dict[str, Any]:
         """Of one column: the paper's common ones, then its groups', then the table's, then its own."""
@@ -190,6 +196,9 @@ def _problems(preset: Preset) -> Iterator[str]:
         yield f"rows={list(file.rows)}: expected one or more, each with a label of its own"
     if file.laptop_rows and [_label(row) for row in file.laptop_rows] != preset.labels:
         yield f"laptop_rows={list(file.laptop_rows)}: expected the labels of rows, {preset.labels}"
+    for name in file.laptop_columns:
+        if name not in file.columns:
+            yield f"laptop_columns: {unknown('column', name, file.columns)}"
     slugs = [_slug(column) for column in file.columns]
     if len(set(slugs)) < len(slugs) or not slugs:
         yield f"columns={list(file.columns)}: expected one or more, whose folders differ"
@@ -268,20 +277,27 @@ def plan(
     only: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """What `protofed reproduce NAME` would run. `only` keeps the columns whose names have one of these in them."""
+    """What `protofed reproduce NAME` would run. `only` takes the columns whose names have one of these in them."""
     preset = load_preset(name)
     own = dict(given or {})
     if preset.file.counted is not None:
         if own or only or seeds is not None:
             raise ProtofedError(f"{name}: this table is counted, not trained; it takes no settings, columns or seeds")
         return Plan(preset, size, {}, {})
-    columns = [c for c in preset.file.columns if not only or any(part.lower() in c.lower() for part in only)]
+    asked = {column for part in only for column in _named(part, preset.file.columns)}
+    columns = [c for c in preset.file.columns if c in asked] if only else preset.columns(size)
     if not columns:
         raise ProtofedError(
             f"{name}: --only {', '.join(only)} is in no column's name: {', '.join(preset.file.columns)}"
         )
     number = preset.file.seeds[size] if seeds is None else seeds
     return Plan(preset, size, {c: _grid(preset, c, size, number, own) for c in columns}, own)
+
+
+def _named(part: str, columns: Iterable[str]) -> list[str]:
+    """The columns with this text in their names, as whole words if any have it so: CIFAR-10 is not CIFAR-100."""
+    inside = [c for c in columns if part.lower() in c.lower()]
+    return [c for c in inside if re.search(rf"(?<!\w){re.escape(part)}(?!\w)", c, re.IGNORECASE)] or inside
 
 
 def _grid(preset: Preset, column: str, size: Size, seeds: Sequence[int] | int, given: Mapping[str, Any]) -> Grid:
@@ -576,7 +592,7 @@ def _measured_part(preset: Preset, results: Path) -> str:
     if not columns:
         return f"Not measured yet: {command}.\n"
     rest = [column for column in preset.file.columns if column not in columns]
-    later = f"\nNot measured yet ({command}): {', '.join(rest)}.\n" if rest else ""
+    later = f"\nNot measured yet ({command} --only COLUMN): {', '.join(rest)}.\n" if rest else ""
     tables = Reproduction(preset, columns, headings, values).markdown(4)
     return f"{tables}\nOurs is read from `docs/results`:\n\n" + "\n".join(sources) + f"\n{later}"
 

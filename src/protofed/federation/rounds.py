@@ -124,7 +124,8 @@ class Federation:
     def step(self) -> Record:
         began = time.perf_counter()
         round = self.round + 1
-        at_server = self._train_server(round)
+        if round == 1:
+            self._train_server(0)  # so that there is something to send
         chosen = self.participants(round) if self.method.asks_clients else []
         downloads, down = self._send(chosen, round)
         outcomes = self.engine.train(round, downloads) if chosen else {}
@@ -136,8 +137,9 @@ class Federation:
         self.round = round
         terms = _mean_terms([o for c, o in outcomes.items() if c not in dropped])
         loss = sum(terms.values()) if terms else math.nan
-        record = Record(round, chosen, dropped, loss, terms | at_server, up, down)
-        record.measures = pooled([o.pseudo for o in outcomes.values()]) | dict(self.method.measures(self.state, round))
+        measures = pooled([o.pseudo for o in outcomes.values()]) | dict(self.method.measures(self.state, round))
+        terms |= self._train_server(round)  # what is sent next is what is tested and saved
+        record = Record(round, chosen, dropped, loss, terms, up, down, measures=measures)
         record.seconds = time.perf_counter() - began
         if round % self.evaluate_every == 0 or round == self.rounds:
             self._evaluate(record)

@@ -218,7 +218,7 @@ class Method:
 
     @property
     def server_training_epochs(self) -> int:
-        """Epochs the server trains on labelled data of its own at the beginning of each round; 0: it does not train."""
+        """Epochs the server trains on its own labels, before the first round and after each; 0: it does not train."""
         return 0
 
     server_view: ClassVar[View] = "none"

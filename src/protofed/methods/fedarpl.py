@@ -137,7 +137,7 @@ class FedARPL(SharedModel):
         return terms
 
     def server_trained(self, state: Bundle, trained: Trained, round: int) -> Bundle:
-        """The threshold, the teacher's prototypes, and whether phase 2 begins with this round."""
+        """The threshold, the teacher's prototypes, and whether phase 2 begins with the next round."""
         output, batch = trained.outputs()
         teacher = trained.bank()
         fss = float(feature_space_separation(output.embedding, batch.y, teacher))  # Eq. 3
@@ -218,7 +218,7 @@ class FedARPL(SharedModel):
         due = self.due(history, phase) if phase < self.phases else ""
         if not due:
             return replace(state, tensors={**state.tensors, "history": history})
-        log.info("round %d: phase %d begins: %s has %s", round + (phase == 2), phase + 1, name, due)
+        log.info("round %d: phase %d begins: %s has %s", round + 1, phase + 1, name, due)
         scalars = {**state.scalars, "phase": phase + 1.0, **({"began": round + 1.0} if phase == 2 else {})}
         return replace(state, tensors={**state.tensors, "history": history[:0]}, scalars=scalars)
 
