@@ -11,6 +11,7 @@ from conftest import SMALL, blobs, labels_for
 from protofed import methods
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.federation.local import all_samples
 from test_engines import ENGINES, LOOP, assert_same, finish, images
 
 SEMI = [name for name in methods.available() if methods.registry[name].reads_unlabelled] + ["fedsap"]
@@ -81,3 +82,23 @@ def test_normalisation_with_unlabelled_samples(norm, engine):
     changes |= {**CHANGES, "model": "cnn", "channels": [2, 3], "embedding": 6, "norm": norm, "clients": 3, "rounds": 2}
     changes |= {"shot": 12, "shot_spread": 2.0, "lr": 0.005, "threshold": 0.3}
     assert_same(resolve("fixmatch-fedavg", {**changes, "data": images(per_class=40)}), ENGINES[engine])
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+def test_static_statistics_are_of_the_model_that_the_parts_stand_for(engine):
+    """FedMatch trains σ and ψ and predicts by σ + ψ, whose statistics are not σ's."""
+    changes = {k: v for k, v in SMALL.items() if k not in ("hidden", "embedding", "model")}
+    changes |= {**CHANGES, "model": "cnn", "channels": [2, 3], "embedding": 6, "norm": "static", "clients": 3}
+    changes |= {"shot": 12, "lr": 0.005, "rounds": 1, "participation": 1.0, "data": images(per_class=40)}
+    settings = resolve("fedmatch", changes)
+    _, federation = build(settings.with_engine(LOOP if engine == "loop" else ENGINES[engine]))
+    federation.step()
+    skeleton = federation.engine.skeleton
+    kept = federation.state.tensors
+    own = {n.removeprefix("model/0/"): v for n, v in kept.items() if n.startswith("model/0/")}
+    skeleton.load(settings.method.collapse(own))
+    skeleton.collect(all_samples(federation.data.clients[0]))
+    statistics = [name for name in own if name.endswith(("running_mean", "running_var"))]
+    assert statistics
+    for name in statistics:
+        torch.testing.assert_close(own[name], skeleton.slots[name])

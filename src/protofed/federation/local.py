@@ -311,16 +311,17 @@ def train_client(
 
     share = torch.tensor(sizes, dtype=values[0].dtype, device=values[0].device) / sum(sizes)
     losses = dict(zip(names, (share @ torch.stack(values)).tolist(), strict=True))
+    weights = {**skeleton.loaded(), **{name: v.detach() for name, v in beyond.items()}}
+    if beyond:  # the module held a part of the model; what it stands for is another set of weights
+        weights = {name: v.clone() for name, v in weights.items()}
+        skeleton.load(method.collapse(weights))
     if norm.collects(skeleton.module):
         skeleton.collect(all_samples(data))
-    weights = {**skeleton.loaded(), **{name: v.detach() for name, v in beyond.items()}}
+        weights |= {name: v for name, v in skeleton.loaded().items() if name not in skeleton.params}
     counts = pseudo_counts(task, data, client, guesses, guessed)
     problem = what_is_not_finite(losses, weights)
     if problem:
         return Training(state, None, losses, problem, counts)
-    if beyond:  # the module held a part of the model; what it stands for is another set of weights
-        weights = {name: v.clone() for name, v in weights.items()}
-        skeleton.load(method.collapse(weights))
     trained = TrainedClient(skeleton, weights, data, task, client, round)
     upload = method.client_return(trained, has, round)
     kept = optimiser.export() if local.keep_optimiser else {}

@@ -253,7 +253,7 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
     seen = torch.tensor([sum(map(step_size, own)) for own in steps], dtype=torch.float32, device=device)
     means = {name: (value / seen).tolist() for name, value in totals.items()}
     if norm.collects(module):
-        _collect(skeleton, {**params, **buffers}, buffers, jobs_sorted)
+        _collect(skeleton, method.collapse({**params, **buffers}), buffers, jobs_sorted)
     whole = {name: {**params, **buffers}[name] for name in names}
     stacked = StackedOutputs(skeleton, method.collapse(whole), [j.data for j in jobs_sorted], task.num_classes)
     finite = _finite_rows(whole, len(jobs))
