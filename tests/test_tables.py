@@ -7,6 +7,8 @@ import math
 import random
 import re
 import statistics
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -251,6 +253,29 @@ def test_pairs_are_made_by_seed_not_by_place():
     a, b = row("a", [0.9, 0.8, 0.71]), row("b", [0.88, 0.77, 0.70])
     turned = Row("b", "b", {}, list(reversed(b.runs)))
     assert significance([a, b], ["head"]) == significance([a, turned], ["head"]) != []
+
+
+def test_clients_of_all_seeds_are_paired_where_their_accuracies_are_there():
+    def with_clients(label, values):
+        """`values[seed][client]`; the row's own figures are their means."""
+        made = row(label, [statistics.fmean(own) for own in values])
+        runs = [{**run, "per_client": {"accuracy_head": own}} for run, own in zip(made.runs, values, strict=True)]
+        return Row(label, label, {}, runs)
+
+    a = with_clients("a", [[0.9, 0.8, 0.7, 0.6], [0.9, 0.8, 0.7, 0.65]])
+    b = with_clients("b", [[0.8, 0.78, 0.73, 0.59], [0.81, 0.8, 0.66, 0.6]])
+    # differences in hundredths: 10, 2, −3, 1, 9, 0, 4, 5; |d| ranks 7, 2, 3, 1, 6, –, 4, 5: the rank sum of the minus is 3
+    sums = Counter(
+        sum(r for r, on in zip(range(1, 8), signs, strict=True) if on) for signs in product((0, 1), repeat=7)
+    )
+    p = 2 * sum(n for total, n in sums.items() if total <= 3) / 2**7
+    expected = f"better for 6 and worse for 1 of 8 clients (all seeds), signed-rank test: p = {p:.2g}"
+    assert significance([a, b], ["head"]) == [f"head: a vs b, {expected}"]
+    turned = Row("b", "b", {}, list(reversed(b.runs)))
+    assert significance([a, turned], ["head"]) == significance([a, b], ["head"]), "pairs by seed, not by place"
+    assert significance([a, with_clients("c", [[0.5, 0.5, 0.5], [0.5, 0.5, 0.5]])], ["head"]) == [], "other clients"
+    three = [with_clients(x, [[v + 0.01 * k for v in (0.9, 0.8)] for k in (0, 1, s)]) for x, s in (("a", 3), ("b", 1))]
+    assert "signed-rank" not in "".join(significance(three, ["head"])), "too few that differ"
 
 
 def test_no_test_where_there_is_nothing_to_test():

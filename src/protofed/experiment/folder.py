@@ -35,6 +35,7 @@ from .settings import Settings, read_toml
 
 MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_")
 LAST = 5
+MOST_CLIENTS = 1000  # whose accuracies a summary lists
 
 
 def make_folder(path: Path, files: dict[str, str]) -> None:
@@ -112,7 +113,7 @@ class RunFolder:
         self._append("rounds.jsonl", history.rounds[-1])
         if record.scores is not None:
             self._append("metrics.jsonl", history.metrics[-1])
-            self._append("clients.jsonl", client_row(record))
+            self._append("clients.jsonl", history.clients[-1])
             self._write_snapshot(record)
 
     def write_confusions(self, record: Record, data: FederatedData) -> None:
@@ -152,7 +153,7 @@ class RunFolder:
         for file in (self.path / "snapshots").glob("round-*.npz"):
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
-        return History(self.rows("rounds.jsonl"), self.rows("metrics.jsonl"))
+        return History(self.rows("rounds.jsonl"), self.rows("metrics.jsonl"), self.rows("clients.jsonl")[-LAST:])
 
     def finish(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", (json.dumps(_finite(summary), indent=1) + "\n").encode())
@@ -171,10 +172,11 @@ def _finite(value: Any) -> Any:
 
 @dataclass
 class History:
-    """The rows of a run so far: one per round, and one per evaluated round."""
+    """The rows of a run so far: one per round, one per evaluated round, and the clients' of the last evaluations."""
 
     rounds: list[dict[str, Any]] = field(default_factory=list)
     metrics: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, Any]] = field(default_factory=list)
 
     def take(self, record: Record) -> None:
         self.rounds.append(round_row(record))
@@ -182,6 +184,7 @@ class History:
             evaluated = self.metrics[-1]["round"] if self.metrics else 0
             dropped = sum(len(row["dropped"]) for row in self.rounds if row["round"] > evaluated)
             self.metrics.append(metrics_row(record, dropped))
+            self.clients = [*self.clients[1 - LAST :], client_row(record)]
 
 
 def round_row(record: Record) -> dict[str, Any]:
@@ -251,6 +254,10 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         "last_round": {k: rows[-1][k] for k in measured},
         "last_five": {k: sum(r[k] for r in last) / len(last) for k in measured},
     }
+    if len(federation.data.clients) <= MOST_CLIENTS:
+        kinds = [k for k in history.clients[-1] if k.startswith("accuracy_")]
+        columns = {k: zip(*(row[k] for row in history.clients), strict=True) for k in kinds}
+        summary["per_client"] = {k: [round(sum(v) / len(v), 6) for v in columns[k]] for k in kinds}
     if "validation" in rows[-1]:
         best = max(rows, key=lambda r: r["validation"])
         kept = [k for k in best if k.startswith("validation")]

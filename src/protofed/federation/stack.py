@@ -328,7 +328,7 @@ def _filled(drawn: Sequence[Tensor | None], n: int, device: torch.device) -> Ten
     return result.to(device)
 
 
-def _collect(skeleton: Skeleton, weights: Tensors, buffers: Tensors, jobs: Sequence[Job]) -> None:
+def _collect(skeleton: Skeleton, weights: Mapping[str, Tensor], buffers: Tensors, jobs: Sequence[Job]) -> None:
     """Static batch norm's statistics, client by client: padding must not enter them."""
     for k, job in enumerate(jobs):
         skeleton.load({name: value[k] for name, value in weights.items()})

@@ -20,6 +20,7 @@ FIGURE = "last_five"
 DIRECTIONS = ("bytes_up", "bytes_down")
 MISSING = "–"
 SEEDS_FOR_A_TEST = 3
+CLIENTS_FOR_A_TEST = 6  # with fewer that differ no signed-rank test can be below 0.03
 CAPTION = "Mean over clients, mean of the last five evaluations, mean ± standard deviation over seeds"
 
 
@@ -174,9 +175,10 @@ def comparison_cells(rows: Sequence[Row], columns: Sequence[str] | None = None) 
 
 
 def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
-    """Bold against underlined of each column, by a paired t-test over seeds, where there are at least three.
+    """Bold against underlined of each column: a paired t-test over seeds, where there are at least three, and of
+    accuracies the signed-rank test over the clients of all seeds.
 
-    Seeds only: clients of one run share their server and its prototypes, and are no independent repetitions.
+    The second is the weaker evidence: clients of one run share their server and are no independent repetitions.
     """
     lines = []
     for column in _chosen(rows, columns):
@@ -188,12 +190,35 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
             continue
         seeds = sorted(by_label[best].keys() & by_label[second].keys())
         differences = [by_label[best][seed] - by_label[second][seed] for seed in seeds]
-        if len(seeds) < SEEDS_FOR_A_TEST or max(differences) - min(differences) < 1e-9:
-            continue  # too few, or no spread to test against
-        p = float(stats.ttest_1samp(differences, 0.0).pvalue)
-        text = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-        lines.append(f"{column.title}: {best} vs {second}, paired t-test over {len(seeds)} seeds: {text}")
+        found = []
+        if (
+            len(seeds) >= SEEDS_FOR_A_TEST and max(differences) - min(differences) > 1e-9
+        ):  # else no spread to test against
+            p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+            found.append(f"paired t-test over {len(seeds)} seeds: {_chance(p)}")
+        named = {row.label: row for row in rows}
+        pairs = _client_pairs(named[best], named[second], column.key)
+        apart = [a - b for a, b in pairs if abs(a - b) > 1e-9]
+        if len(apart) >= CLIENTS_FOR_A_TEST:
+            p = float(stats.wilcoxon(apart).pvalue)
+            found.append(
+                f"better for {sum(d > 0 for d in apart)} and worse for {sum(d < 0 for d in apart)} of {len(pairs)} clients "
+                f"(all seeds), signed-rank test: {_chance(p)}"
+            )
+        if found:
+            lines.append(f"{column.title}: {best} vs {second}, {'; '.join(found)}")
     return lines
+
+
+def _chance(p: float) -> str:
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _client_pairs(one: Row, other: Row, key: str) -> list[tuple[float, float]]:
+    """Each client's two values, of every seed that both have: with one seed, a client's data is the same for all methods."""
+    first, second = ({run["seed"]: run.get("per_client", {}).get(key, []) for run in row.runs} for row in (one, other))
+    both = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
+    return [pair for a, b in both if len(a) == len(b) for pair in zip(a, b, strict=True)]
 
 
 def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
