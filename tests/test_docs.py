@@ -19,7 +19,7 @@ import torch
 import typer
 
 import protofed as pf
-from protofed import wire
+from protofed import methods, wire
 from protofed.cli import app
 from protofed.experiment.compare import compare_grid, parse_axes, parse_words, sweep_grid
 from protofed.experiment.settings import REGISTRIES, General, combine, parse_pairs, read_toml, resolve
@@ -350,3 +350,33 @@ def test_included_files_exist():
             file = ROOT / name
             measured = file.is_relative_to(ROOT / "docs" / "results")
             assert file.is_file() or (measured and not file.parent.exists()), f"{page.name}: {name}"
+
+
+WORDS = {  # of what travels, on the page about privacy
+    "weights": "weights",
+    "bank": "prototypes",
+    "banks.low": "two levels",
+    "banks.peers": "other clients",
+    "banks.helpers": "other clients",
+    "tensors.response": "response",
+    "tensors.psi": "half of the weights",
+    "tensors.soft_labels": "soft labels",
+    "scalars.confident": "confident",
+}
+
+
+def test_the_page_about_privacy_says_what_travels():
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| \[([\w-]+)\]\([^)]*\) \| (.*) \|$", page, re.MULTILINE))
+    assert set(rows) == set(methods.available())
+    for name, row in rows.items():
+        method = methods.registry[name]()
+        sent, own = row.split(" | ")
+        if not method.asks_clients or not method.travels:
+            assert sent.startswith("nothing")
+            continue
+        for what in method.travels:
+            assert WORDS.get(what, what.removeprefix("scalars.")) in sent, (name, what)
+        for what in ("weights", "prototypes", "response", "soft labels"):
+            assert (what in sent) == any(what in WORDS.get(w, "") for w in method.travels), (name, what)
+        assert (own == "stays") == method.private_model, name
