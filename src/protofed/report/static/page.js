@@ -406,7 +406,7 @@ function cost() {
     const none = points.some((p) => p.x === 0);
     let [low, high] = positive.length ? [Math.floor(Math.log10(Math.min(...positive)) * 2) / 2, Math.ceil(Math.log10(Math.max(...positive)) * 2) / 2] : [0, 1];
     if (high - low < 0.5) high = low + 0.5;
-    const slot = none ? 44 : 0; // a logarithm has no zero: it stands to the left
+    const slot = none ? 84 : 0; // a logarithm has no zero: it stands to the left
     const X = (x) => (x > 0 ? left + slot + ((Math.log10(x) - low) / (high - low)) * (width - left - right - slot) : left + slot / 2);
     const ys = points.map((p) => p.y);
     const room = Math.max((Math.max(...ys) - Math.min(...ys)) * 0.12, 0.5);
