@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +29,7 @@ VERSION = 1
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
 UNFOLDED = 2**27
 HEADER = 2**24  # bytes
+KEPT, KEPT_HEADER = 64, 2**16  # headers that are remembered, of at most so many bytes
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -100,33 +102,47 @@ def encode(bundle: Bundle) -> bytes:
     if bundle.empty:
         return b""
     tensors: dict[str, Tensor] = {}
-    shapes: dict[str, list[int]] = {}
+    shapes: list[tuple[str, tuple[int, ...]]] = []
     for name, bank in bundle.all_banks().items():
-        flat = bank.counts.reshape(-1)
-        rows = torch.nonzero(flat > 0).squeeze(1)
-        tensors[f"bank:{name}:means"] = bank.means.reshape(len(flat), bank.dim)[rows]
+        counts = bank.counts.reshape(-1)
+        means = bank.means.reshape(counts.numel(), bank.dim)
+        rows = torch.nonzero(counts > 0).squeeze(1)
+        whole = rows.numel() == counts.numel()
+        tensors[f"bank:{name}:means"] = means if whole else means[rows]
         tensors[f"bank:{name}:rows"] = rows.to(torch.int32)
-        tensors[f"bank:{name}:counts"] = flat[rows]
-        shapes[name] = list(bank.means.shape)
+        tensors[f"bank:{name}:counts"] = counts if whole else counts[rows]
+        shapes.append((name, tuple(bank.means.shape)))
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
     tensors |= {f"scalar:{k}": torch.tensor(float(v), dtype=torch.float64) for k, v in bundle.scalars.items()}
-    return _framed(tensors, json.dumps({"version": VERSION, "banks": shapes}, sort_keys=True))
+    return _framed(tensors, tuple(shapes))
 
 
-def _framed(tensors: Mapping[str, Tensor], about: str) -> bytes:
+def _framed(tensors: Mapping[str, Tensor], banks: tuple[tuple[str, tuple[int, ...]], ...]) -> bytes:
     """A safetensors file as its library writes it; most messages are small, and the library takes longer over them."""
+    names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))  # large numbers first: all lie aligned
+    values = [tensors[name].detach().to("cpu").contiguous() for name in names]
+    text = _header_text(banks, tuple(names), tuple((v.dtype, tuple(v.shape)) for v in values))
+    pieces: list[Any] = [value.reshape(-1).view(torch.uint8).numpy() for value in values]
+    return b"".join([text, *pieces])
+
+
+@lru_cache(maxsize=KEPT)
+def _header_text(
+    banks: tuple[tuple[str, tuple[int, ...]], ...],
+    names: tuple[str, ...],
+    forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...],
+) -> bytes:
+    """Length and text of a header. The messages of a round have the same few."""
+    about = json.dumps({"version": VERSION, "banks": {n: list(shape) for n, shape in banks}}, sort_keys=True)
     header: dict[str, Any] = {"__metadata__": {"protofed": about}}
-    pieces: list[Any] = []
     end = 0
-    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):  # large numbers first: all lie aligned
-        value = tensors[name].detach().to("cpu").contiguous()
-        begin, end = end, end + value.numel() * value.element_size()
-        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
-        pieces.append(value.reshape(-1).view(torch.uint8).numpy())
+    for name, (dtype, shape) in zip(names, forms, strict=True):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *pieces])
+    return len(text).to_bytes(8, "little") + text
 
 
 def decode(message: bytes, source: str = "message", expected: Expected | None = None) -> Bundle:
@@ -140,12 +156,12 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
             expected.check(Bundle(), source)
         return Bundle()
     try:
-        header = _header(message)
-        shapes = _bank_shapes(header)
+        layout = _layout(message)
+        shapes = layout.banks
         if expected is not None:
             for name, shape in shapes.items():
                 expected.check_shape(name, shape, source)
-        body = _unframed(message, header)
+        body = _unframed(message, layout)
         sent = sum(v.numel() for k, v in body.items() if k.startswith("bank:"))
         unfolded = sum(math.prod(shape[:-1]) * (shape[-1] + 1) for shape in shapes.values())  # means and counts
         limit = max(UNFOLDED, 1024 * sent)
@@ -169,36 +185,59 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
     return bundle
 
 
-def _header(message: bytes) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Layout:
+    """What a header says, checked: where each tensor lies, the shapes of the banks, and bytes by kind."""
+
+    start: int  # of the numbers
+    length: int  # of the numbers
+    entries: tuple[tuple[str, int, int, tuple[int, ...], torch.dtype], ...]  # name, place, count, shape, dtype; by name
+    banks: Mapping[str, list[int]]
+    kinds: Mapping[str, int]
+
+
+def _layout(message: bytes) -> Layout:
     length = int.from_bytes(message[:8], "little")
     if len(message) < 8 or length > len(message) - 8:
         raise ValueError(f"{len(message)} bytes, cut short in the header")
     if length > HEADER:
         raise ValueError(f"a header of {length} bytes; at most {HEADER} are read")
-    header = json.loads(message[8 : 8 + length])
+    text = bytes(message[8 : 8 + length])
+    return _read_layout(text) if length <= KEPT_HEADER else _read_layout.__wrapped__(text)
+
+
+@lru_cache(maxsize=KEPT)
+def _read_layout(text: bytes) -> Layout:
+    """The messages of a round have the same few headers; what is wrong with one is not kept."""
+    header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("the header is not a mapping")
-    return header
-
-
-def _unframed(message: bytes, header: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a message by name, views of one copy of it; raises where they do not fill it exactly."""
-    data = bytearray(message[8 + int.from_bytes(message[:8], "little") :])
-    tensors: dict[str, Tensor] = {}
-    reached = 0
-    entries = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
-    for begin, end, name, entry in sorted(entries, key=lambda e: (e[0], e[1])):
+    found = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
+    entries, kinds, reached = [], Counter(framing=8 + len(text)), 0
+    for begin, end, name, entry in sorted(found, key=lambda e: (e[0], e[1])):
         shape, kind = entry["shape"], TORCH_TYPES[entry["dtype"]]
         if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
             raise ValueError(f"entry {name!r} has no proper place or shape")
         count = math.prod(shape)
-        if begin != reached or end - begin != count * kind.itemsize or end > len(data):
+        if begin != reached or end - begin != count * kind.itemsize:
             raise ValueError(f"entry {name!r} lies at {begin} to {end}, which does not fit its shape or the others")
-        flat = torch.frombuffer(data, dtype=kind, count=count, offset=begin) if count else torch.empty(0, dtype=kind)
-        tensors[name], reached = flat.reshape(shape), end
-    if reached != len(data):
-        raise ValueError(f"{len(data)} bytes of numbers, of which {reached} are named")
-    return dict(sorted(tensors.items()))
+        entries.append((name, begin, count, tuple(shape), kind))
+        kinds[_kind(name)] += end - begin
+        reached = end
+    return Layout(8 + len(text), reached, tuple(sorted(entries, key=lambda e: e[0])), _bank_shapes(header), kinds)
+
+
+def _unframed(message: bytes, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a message by name, views of one copy of it; raises where they do not fill it exactly."""
+    data = bytearray(message[layout.start :])
+    if layout.length != len(data):
+        raise ValueError(f"{len(data)} bytes of numbers, of which {layout.length} are named")
+    return {
+        name: torch.frombuffer(data, dtype=kind, count=count, offset=begin).reshape(shape)
+        if count
+        else torch.empty(shape, dtype=kind)
+        for name, begin, count, shape, kind in layout.entries
+    }
 
 
 def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -224,11 +263,14 @@ def _decode_bank(body: dict[str, Tensor], name: str, shape: list[int]) -> Protot
         raise ValueError(f"{what}: dtypes {means.dtype}, {counts.dtype}, {rows.dtype}")
     if bool((counts == 0).any()):
         raise ValueError(f"{what}: a row with no samples behind it")
-    index, numbers = rows.to(torch.int64), rows.tolist()
+    numbers = rows.tolist()
     if numbers and (numbers[0] < 0 or numbers[-1] >= total or any(a >= b for a, b in pairwise(numbers))):
         raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
+    if len(numbers) == total:
+        return PrototypeBank(means.reshape(shape), counts.reshape(shape[:-1]))
     flat_means = torch.zeros(total, dim, dtype=means.dtype)
     flat_counts = torch.zeros(total, dtype=counts.dtype)
+    index = rows.to(torch.int64)
     flat_means[index], flat_counts[index] = means, counts
     return PrototypeBank(flat_means.reshape(shape), flat_counts.reshape(shape[:-1]))
 
@@ -238,14 +280,9 @@ def sizes(message: bytes, source: str = "message") -> Counter[str]:
     if not message:
         return Counter()
     try:
-        count: Counter[str] = Counter(framing=8 + int.from_bytes(message[:8], "little"))
-        for key, entry in _header(message).items():
-            if key != "__metadata__":
-                begin, end = entry["data_offsets"]
-                count[_kind(key)] += end - begin
+        return Counter(_layout(message).kinds)
     except Exception as error:
         raise _unreadable(source, error) from None
-    return count
 
 
 def _kind(key: str) -> str:
