@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import settings as settings_of_tests
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -20,8 +23,8 @@ from protofed.data import Dataset
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.choose import EngineSettings
+from protofed.federation.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
 from protofed.federation.local import Skeleton
-from protofed.federation.stack import UnfoldConv2d, with_unfolded_convolutions
 from protofed.methods.base import registry as method_registry
 
 if sys.version_info >= (3, 11):
@@ -31,7 +34,7 @@ else:
 
 LOOP = EngineSettings("loop", "loop", "contiguous", "grouped", 1, 1)
 ENGINES = {
-    "channels last": replace(LOOP, layout="channels_last"),
+    "channels last, lean": replace(LOOP, layout="channels_last", convolution="lean"),
     "stack": EngineSettings("stack", "stack", "contiguous", "grouped", 1, 1),
     "stack unfold": EngineSettings("stack", "stack", "contiguous", "unfold", 1, 1),
     "workers": EngineSettings("workers", "loop", "contiguous", "grouped", 2, 1),
@@ -180,14 +183,64 @@ def test_a_client_that_goes_to_nan_is_dropped_on_every_engine(engine):
     federation.engine.close()
 
 
-def test_unfolded_convolution_equals_torchs():
-    for options in ({}, {"stride": 2, "padding": 1}, {"dilation": 2, "bias": False}, {"padding": (2, 1)}):
-        plain = nn.Conv2d(3, 5, 3, **options)
-        twin = with_unfolded_convolutions(nn.Sequential(plain))[0]
-        assert type(twin) is UnfoldConv2d and type(plain) is nn.Conv2d
-        x = torch.randn(2, 3, 9, 8)
-        torch.testing.assert_close(twin(x), plain(x), rtol=1e-4, atol=1e-5)
-    assert type(with_unfolded_convolutions(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)))[0]) is nn.Conv2d
+@settings_of_tests(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    st.tuples(st.integers(0, 3), st.integers(0, 2)),
+    st.integers(1, 2),
+    st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    st.booleans(),
+    st.booleans(),
+)
+def test_other_convolutions_equal_torchs(c_in, c_out, size, stride, padding, dilation, extent, biased, last):
+    """Outputs and every gradient, whatever the shape; also gradients of gradients."""
+    assume(all(e + 2 * p > dilation * (k - 1) for e, p, k in zip(extent, padding, size, strict=True)))
+    layout = torch.channels_last if last else torch.contiguous_format
+    plain = nn.Conv2d(c_in, c_out, size, stride, padding, dilation, bias=biased).double().to(memory_format=layout)
+    x = torch.randn(2, c_in, *extent, dtype=torch.float64).contiguous(memory_format=layout)
+    found = {}
+    for kind in (nn.Conv2d, LeanConv2d, UnfoldConv2d):
+        layer = with_convolutions(nn.Sequential(plain), kind)[0]
+        assert type(layer) is kind and type(plain) is nn.Conv2d
+        own = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        inputs = [own, *layer.parameters()]
+        y = layer(own)
+        first = torch.autograd.grad(
+            (y.sin() * torch.arange(y.numel()).reshape(y.shape)).sum(), inputs, create_graph=True
+        )
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+        found[kind] = [y, *first, *second]
+        if kind is LeanConv2d:
+            assert first[1].stride() == layer.weight.stride(), "as the fused optimiser wants it"
+    for kind in (LeanConv2d, UnfoldConv2d):
+        for mine, its in zip(found[kind], found[nn.Conv2d], strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-9, atol=1e-9)
+
+
+def test_convolutions_with_groups_or_another_padding_stay():
+    for layer in (
+        nn.Conv2d(4, 4, 3, groups=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding_mode="circular"),
+    ):
+        assert type(with_convolutions(nn.Sequential(layer), LeanConv2d)[0]) is nn.Conv2d
+
+
+def test_a_kernel_on_one_pixel_keeps_its_middle():
+    layer = with_convolutions(nn.Sequential(nn.Conv2d(6, 5, 3, padding=1)), LeanConv2d)[0]
+    layer(torch.randn(2, 6, 1, 1)).square().sum().backward()
+    taps = layer.weight.grad.abs().sum((0, 1)) > 0
+    assert taps.sum() == 1 and taps[1, 1]
+
+
+@pytest.mark.parametrize(("engine", "convolution"), [("stack", "lean"), ("loop", "unfold")])
+def test_a_convolution_of_another_engine_is_refused(engine, convolution):
+    settings = resolve("fedproto", {**SMALL, "data": blobs(), "engine": engine, "convolution": convolution})
+    with pytest.raises(pf.ProtofedError, match=f"convolution={convolution}: not for a {engine}"):
+        build(settings)
 
 
 def test_large_kept_state_does_not_block_the_pipes():

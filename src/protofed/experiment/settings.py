@@ -156,7 +156,7 @@ class General(pydantic.BaseModel):
         "auto", description="memory layout of a loop: auto, contiguous or channels_last"
     )
     convolution: Convolution | tuple[Convolution, ...] = pydantic.Field(
-        "auto", description="of a stack: auto, grouped or unfold"
+        "auto", description="auto; of a loop grouped or lean, of a stack grouped or unfold"
     )
     workers: int = pydantic.Field(0, ge=0, le=512, description="worker processes; 0: as many as cores")
     threads: int = pydantic.Field(0, ge=0, le=512, description="torch threads of one process; 0: chosen by measurement")

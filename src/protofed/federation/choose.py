@@ -46,7 +46,7 @@ LARGE = 0.02  # seconds a step: a model this large gains nothing from stacking o
 EngineName = Literal["auto", "loop", "stack", "workers"]
 Inner = Literal["auto", "loop", "stack"]
 Layout = Literal["auto", "contiguous", "channels_last"]
-Convolution = Literal["auto", "grouped", "unfold"]
+Convolution = Literal["auto", "grouped", "unfold", "lean"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,11 @@ class EngineSettings:
                 raise ProtofedError(
                     f"{key}={list(value)}: expected one word, or one for each of {architectures} models"
                 )
+        for way in map(self.way, range(architectures)):
+            if (way.how, way.convolution) in (("stack", "lean"), ("loop", "unfold")):
+                raise ProtofedError(
+                    f"convolution={way.convolution}: not for a {way.how}; lean is for loops, unfold for stacks"
+                )
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ class Way:
 
     @property
     def label(self) -> str:
-        detail = self.layout if self.how == "loop" else self.convolution
-        return self.how if detail in ("contiguous", "grouped") else f"{self.how} {detail}"
+        usual = ("contiguous", "grouped", "auto")
+        return " ".join([self.how, *(word for word in (self.layout, self.convolution) if word not in usual)])
 
 
 @dataclass(frozen=True)
@@ -120,8 +125,9 @@ class Plan:
         if way.how == "stack":
             engine = StackEngine(self.method, model, *given, seed=self.seed, initial=self.initial)
             return engine.use_unfold(way.convolution == "unfold")
-        last = way.layout == "channels_last"
-        return PlainEngine(self.method, model, *given, seed=self.seed, initial=self.initial, channels_last=last)
+        last, lean = way.layout == "channels_last", way.convolution == "lean"
+        start = {"seed": self.seed, "initial": self.initial}
+        return PlainEngine(self.method, model, *given, **start, channels_last=last, lean=lean)  # type: ignore[arg-type]
 
     def engine(self, chosen: EngineSettings) -> PlainEngine | MixedEngine:
         """The engine of one process for all clients."""
@@ -212,7 +218,7 @@ def _joined(frame: EngineSettings, ways: Sequence[Way]) -> EngineSettings:
         frame,
         inner=one_or_each([w.how for w in ways]),
         layout=one_or_each([w.layout if w.how == "loop" else "contiguous" for w in ways]),
-        convolution=one_or_each([w.convolution if w.how == "stack" else "grouped" for w in ways]),
+        convolution=one_or_each([w.convolution for w in ways]),
     )
 
 
@@ -259,10 +265,17 @@ def _ways(given: Way, convolves: bool) -> Iterator[Way]:
     """Every way to train one architecture that is open under what was asked for."""
     for how in ("loop", "stack") if given.how == "auto" else (given.how,):
         if how == "loop":
-            layouts = ("contiguous", "channels_last")[: 1 + convolves] if given.layout == "auto" else (given.layout,)
-            yield from (Way(how, layout, "grouped") for layout in layouts)
+            kinds = ("grouped", "lean") if given.layout == "auto" and convolves else ("grouped",)
+            kinds = kinds if given.convolution == "auto" else (given.convolution,)
+            layouts = ("contiguous", "channels_last") if convolves else ("contiguous",)
+            layouts = layouts if given.layout == "auto" else (given.layout,)
+            pairs = [(layout, kind) for kind in kinds for layout in layouts]
+            if len(pairs) == 4:  # the likely ones first; a lean convolution wants its channels last
+                pairs = [("contiguous", "grouped"), ("channels_last", "lean"), ("channels_last", "grouped")]
+            yield from (Way(how, layout, kind) for layout, kind in pairs)
         else:
-            both = ("grouped", "unfold")[: 1 + convolves] if given.convolution == "auto" else (given.convolution,)
+            asked = "grouped" if given.convolution == "lean" else given.convolution  # of another engine
+            both = ("grouped", "unfold")[: 1 + convolves] if asked == "auto" else (asked,)
             yield from (Way(how, "contiguous", convolution) for convolution in both)
 
 

@@ -17,6 +17,7 @@ from ..evaluate import Scores, Snapshot, score_client, silhouette, vote
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
 from ..wire import Bundle
+from .convolution import LeanConv2d, with_convolutions
 from .local import ClientState, Outcome, Skeleton, Task, client_size, train_client
 from .optimiser import LocalSettings
 from .server import train_server
@@ -86,8 +87,9 @@ class PlainEngine:
         seed: int,
         initial: str = "same",
         channels_last: bool = False,
+        lean: bool = False,
     ) -> None:
-        self.channels_last = channels_last
+        self.channels_last, self.lean = channels_last, lean
         self.task = Task(method, local, seed, data.num_classes, data.augmentation, data.held_back)
         self.method, self.model, self.data = method, model, data
         self.device = data.clients[0].labelled.x.device
@@ -104,6 +106,8 @@ class PlainEngine:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *who))
             module = self.model.build(self.data.sample_shape, self.data.num_classes)
+        if self.lean:
+            module = with_convolutions(module, LeanConv2d)
         return Skeleton(module.to(self.device), self.channels_last)
 
     def state(self, client: int) -> ClientState:

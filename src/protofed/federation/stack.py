@@ -8,7 +8,6 @@ change: there, clients whose batches differ in size are run apart.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +27,7 @@ from ..methods.base import Batch, Pseudo, Received, Step, View
 from ..models import norm
 from ..models.base import Levels, Output
 from ..wire import Bundle
+from .convolution import UnfoldConv2d, with_convolutions
 from .engine import Judging, PlainEngine, samples_of
 from .local import (
     ClientState,
@@ -55,36 +55,6 @@ from .optimiser import Optimiser
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 EVAL_SAMPLES = 4096  # samples of all clients together in one evaluation call
-
-
-class UnfoldConv2d(nn.Conv2d):
-    """Convolution as unfold and one matrix product per client: under `vmap` a batched product, not a grouped convolution."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, _, height, width = x.shape
-        padding, stride, size, dilation = (
-            pair if isinstance(pair, tuple) else (0, 0)
-            for pair in (self.padding, self.stride, self.kernel_size, self.dilation)
-        )
-        out = [
-            (extent + 2 * padding[i] - dilation[i] * (size[i] - 1) - 1) // stride[i] + 1
-            for i, extent in enumerate((height, width))
-        ]
-        columns = nn.functional.unfold(x, size, dilation, padding, stride)
-        columns = columns.permute(1, 0, 2).reshape(columns.shape[1], -1)
-        product = self.weight.reshape(self.out_channels, -1) @ columns
-        if self.bias is not None:
-            product = product + self.bias[:, None]
-        return product.reshape(self.out_channels, n, *out).transpose(0, 1)
-
-
-def with_unfolded_convolutions(module: nn.Module) -> nn.Module:
-    """A copy whose plain convolutions are `UnfoldConv2d`; parameter names stay."""
-    twin = copy.deepcopy(module)
-    for layer in twin.modules():
-        if type(layer) is nn.Conv2d and layer.groups == 1 and not isinstance(layer.padding, str):
-            layer.__class__ = UnfoldConv2d
-    return twin
 
 
 @dataclass(frozen=True)
@@ -474,7 +444,7 @@ class StackEngine(PlainEngine):
         """Convolutions as unfold and matrix product in place of grouped convolution."""
         if on != self.unfold:
             self.unfold = on
-            self.skeleton = Skeleton(with_unfolded_convolutions(self.skeleton.module)) if on else self._build()
+            self.skeleton = Skeleton(with_convolutions(self.skeleton.module, UnfoldConv2d)) if on else self._build()
         return self
 
     def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
