@@ -39,9 +39,9 @@ class UnfoldConv2d(nn.Conv2d):
 class LeanConv2d(nn.Conv2d):
     """Convolution of one client's small batches, with two savings.
 
-    Taps of the kernel that meet nothing but padding are left out: of a 3 × 3 kernel on 1 × 1 pixels, eight. And with one
-    input channel, or few output positions, the gradient of the weights is one matrix product of the output's gradient
-    with the unfolded input, which torch's own convolution takes several times as long for.
+    Taps of the kernel that meet nothing but padding are left out: of a 3 × 3 kernel on 1 × 1 pixels, eight. And with few
+    output positions the gradient of the weights is one matrix product of the output's gradient with the unfolded input,
+    for which torch's own convolution takes several times as long.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class LeanConv2d(nn.Conv2d):
         (top, bottom, above, high), (left, right, before, wide) = (_taps(*each) for each in how)
         cut = (slice(None), slice(None), slice(top, bottom), slice(left, right))
         whole = (bottom - top, right - left) == self.kernel_size
-        if whole and x.shape[1] > 1 and high * wide > FEW:
+        if whole and high * wide > FEW:
             return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
         return _WithProduct.apply(x, self.weight, self.bias, cut, self.stride, (above, before), self.dilation)
 
@@ -124,7 +124,7 @@ def _is_a_point(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
 def _weights_gradient(x: Tensor, weight: Tensor, g: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
     o, c, kh, kw = weight.shape
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
-    if c > 1 and weight.stride(1) == 1:  # channels last: the numbers of a window lie together
+    if weight.stride(1) == 1:  # channels last: the numbers of a window lie together
         windows = _windows(
             padded.contiguous(memory_format=torch.channels_last), (kh, kw), stride, dilation, g.shape[2:]
         )
