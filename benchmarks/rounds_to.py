@@ -1,7 +1,8 @@
 """How many rounds each method of a comparison takes to an accuracy: `python benchmarks/rounds_to.py FOLDER 0.68 0.70 0.72`.
 
 Of every run the first evaluated round whose accuracy is at least that high, and the mean over seeds; "never" where a seed
-does not get there. Beside it the share of pseudo-labels accepted in the first rounds, which is what a cold start lacks.
+does not get there. Beside it the share of unlabelled samples whose pseudo-label was accepted in the first ten rounds, which
+is what a cold start lacks, that of the last ten, and how many of these were right.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-FIRST = 10  # rounds whose acceptance is averaged
+SPAN = 10  # rounds
 
 
 def rows(file: Path) -> list[dict]:
@@ -25,26 +26,28 @@ def main(folder: Path, wanted: list[float]) -> None:
         runs[summary.parent.name.rpartition("-seed")[0]].append(summary.parent)
     if not runs:
         raise SystemExit(f"{folder}: no finished runs")
-    print(f"{'run':28s}" + "".join(f"{f'{w:.0%}':>16s}" for w in wanted) + f"{f'accepted, 1-{FIRST}':>18s}")
+    heads = [*(f"{w:.0%}" for w in wanted), f"first {SPAN}", f"last {SPAN}", "right"]
+    print(f"{'run':28s}" + "".join(f"{head:>14s}" for head in heads))
     for label, places in runs.items():
-        reached: dict[float, list[int | None]] = {w: [] for w in wanted}
-        accepted = []
-        for place in places:
-            metrics = rows(place / "metrics.jsonl")
-            for w in wanted:
-                reached[w].append(next((r["round"] for r in metrics if r["accuracy"] >= w), None))
-            shares = [r.get("measures", {}).get("acceptance") for r in rows(place / "rounds.jsonl")[:FIRST]]
-            accepted += [s for s in shares if s is not None]
-        cells = []
-        for w in wanted:
-            found = [r for r in reached[w] if r is not None]
-            text = "never" if not found else f"{fmean(found):.1f}"
-            cells.append(text if len(found) in (0, len(places)) else f"{text} ({len(found)} of {len(places)})")
-        print(
-            f"{label:28s}"
-            + "".join(f"{c:>16s}" for c in cells)
-            + f"{f'{fmean(accepted):.1%}' if accepted else '-':>18s}"
-        )
+        evaluated = [rows(place / "metrics.jsonl") for place in places]
+        cells = [_reached(evaluated, w) for w in wanted]
+        rounds = [rows(place / "rounds.jsonl") for place in places]
+        for part, name in (
+            (slice(SPAN), "acceptance"),
+            (slice(-SPAN, None), "acceptance"),
+            (slice(-SPAN, None), "pseudo_accuracy"),
+        ):
+            values = [r.get("measures", {}).get(name) for own in rounds for r in own[part]]
+            there = [v for v in values if v is not None]
+            cells.append(f"{fmean(there):.1%}" if there else "-")
+        print(f"{label:28s}" + "".join(f"{cell:>14s}" for cell in cells))
+
+
+def _reached(evaluated: list[list[dict]], wanted: float) -> str:
+    first = [next((r["round"] for r in own if r["accuracy"] >= wanted), None) for own in evaluated]
+    found = [r for r in first if r is not None]
+    text = f"{fmean(found):.1f}" if found else "never"
+    return text if len(found) in (0, len(first)) else f"{text} ({len(found)}/{len(first)})"
 
 
 if __name__ == "__main__":

@@ -592,7 +592,9 @@ def _measured_part(preset: Preset, results: Path) -> str:
     if not columns:
         return f"Not measured yet: {command}.\n"
     rest = [column for column in preset.file.columns if column not in columns]
-    later = f"\nNot measured yet ({command} --only COLUMN): {', '.join(rest)}.\n" if rest else ""
+    later = (
+        f"\nNot measured yet (`protofed reproduce {preset.name} --only COLUMN`): {', '.join(rest)}.\n" if rest else ""
+    )
     tables = Reproduction(preset, columns, headings, values).markdown(4)
     return f"{tables}\nOurs is read from `docs/results`:\n\n" + "\n".join(sources) + f"\n{later}"
 
