@@ -585,10 +585,10 @@ def _measured_part(preset: Preset, results: Path) -> str:
         columns.append(column)
         headings.append(preset.heading(column, size))
         sources += [f"- {column}: {_provenance(place, part, results)}" for place, part in found.items()]
-        for entry in _entries(preset):
-            runs = _matching(entry, rows)
+        for label, entries in _entries(preset).items():
+            runs = _matching(label, entries, rows)
             for measure in preset.file.measures:
-                values[measure][entry.label].append(_measured(runs, measure))
+                values[measure][label].append(_measured(runs, measure))
     if not columns:
         return f"Not measured yet: {command}.\n"
     rest = [column for column in preset.file.columns if column not in columns]
@@ -616,16 +616,19 @@ def folder_name(name: str, size: Size) -> str:
     return f"{name.replace('/', '-')}-{size}"
 
 
-def _entries(preset: Preset) -> list[Variant]:
-    known = [row for row in preset.file.rows if row.partition("?")[0].rpartition("=")[2].strip() in methods.registry]
-    absent = [Variant(_label(row), "", {}, "") for row in preset.file.rows if row not in known]
-    return parse_entries(known, local=False) + absent
+def _entries(preset: Preset) -> dict[str, list[Variant]]:
+    """By label, the row as an entry of a comparison, at the paper's size and at the laptop's."""
+    found: dict[str, list[Variant]] = {label: [] for label in preset.labels}
+    for row in dict.fromkeys([*preset.rows("paper"), *preset.rows("laptop")]):
+        if row.partition("?")[0].rpartition("=")[2].strip() in methods.registry:
+            found[_label(row)] += parse_entries([row], local=False)
+    return found
 
 
-def _matching(entry: Variant, rows: Sequence[Row]) -> Sequence[Mapping[str, Any]]:
+def _matching(label: str, entries: Sequence[Variant], rows: Sequence[Row]) -> Sequence[Mapping[str, Any]]:
     """The runs of the row that is called the same, or is the same method with the same settings of its own."""
-    same = [row for row in rows if row.label == entry.label]
-    same += [row for row in rows if row.method == entry.method and dict(row.settings) == entry.settings]
+    same = [row for row in rows if row.label == label]
+    same += [row for e in entries for row in rows if row.method == e.method and dict(row.settings) == e.settings]
     return same[0].runs if same else ()
 
 
