@@ -323,7 +323,7 @@ def test_a_preset_from_end_to_end(call, tmp_path):
     run = json.loads((tmp_path / "here/cifar-100-n-10/both-seed1234/summary.json").read_text())
     head = 100 * run["last_five"]["accuracy_head"]
     assert cells["both"] == f"{head:.2f} / 87.59 / {head - 87.59:+.2f}".replace("-", "−")
-    assert "| rounds | 30 | 100 | all |" in text and "data=digits" in text and "n=10 (ours: digits)" in text
+    assert "| rounds | 20 | 100 | all |" in text and "data=digits" in text and "n=10 (ours: digits)" in text
     # again: nothing is run; one more seed: only that
     done = {p: p.stat().st_mtime_ns for p in (tmp_path / "here").rglob("summary.json")}
     code, _, err = call(*words, "--seeds", 2)
