@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from protofed import cli, methods
+from protofed import methods
 from protofed.errors import ProtofedError
 from protofed.experiment import reproduce
 from protofed.experiment.compare import compare_grid
@@ -41,20 +41,8 @@ def lacking(name):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words, command="reproduce"):
-        monkeypatch.setattr(sys, "argv", ["protofed", command, *map(str, words)])
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+def call(call):
+    return lambda *words, command="reproduce": call(command, *words)
 
 
 def settings(name, column, size, row=0):

@@ -265,14 +265,10 @@ def _ways(given: Way, convolves: bool) -> Iterator[Way]:
     """Every way to train one architecture that is open under what was asked for."""
     for how in ("loop", "stack") if given.how == "auto" else (given.how,):
         if how == "loop":
-            kinds = ("grouped", "lean") if given.layout == "auto" and convolves else ("grouped",)
-            kinds = kinds if given.convolution == "auto" else (given.convolution,)
-            layouts = ("contiguous", "channels_last") if convolves else ("contiguous",)
-            layouts = layouts if given.layout == "auto" else (given.layout,)
-            pairs = [(layout, kind) for kind in kinds for layout in layouts]
-            if len(pairs) == 4:  # the likely ones first; a lean convolution wants its channels last
-                pairs = [("contiguous", "grouped"), ("channels_last", "lean"), ("channels_last", "grouped")]
-            yield from (Way(how, layout, kind) for layout, kind in pairs)
+            # a lean convolution is torch's own where it saves nothing, and wants its channels last
+            usual = [("channels_last", "lean")] * convolves + [("contiguous", "grouped")]
+            for layout, kind in usual if given.layout == "auto" else [(given.layout, "grouped")]:
+                yield Way(how, layout, kind if given.convolution == "auto" else given.convolution)
         else:
             asked = "grouped" if given.convolution == "lean" else given.convolution  # of another engine
             both = ("grouped", "unfold")[: 1 + convolves] if asked == "auto" else (asked,)

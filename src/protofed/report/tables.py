@@ -191,9 +191,8 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
         seeds = sorted(by_label[best].keys() & by_label[second].keys())
         differences = [by_label[best][seed] - by_label[second][seed] for seed in seeds]
         found = []
-        if (
-            len(seeds) >= SEEDS_FOR_A_TEST and max(differences) - min(differences) > 1e-9
-        ):  # else no spread to test against
+        spread = max(differences, default=0.0) - min(differences, default=0.0)
+        if len(seeds) >= SEEDS_FOR_A_TEST and spread > 1e-9:
             p = float(stats.ttest_1samp(differences, 0.0).pvalue)
             found.append(f"paired t-test over {len(seeds)} seeds: {_chance(p)}")
         named = {row.label: row for row in rows}
