@@ -47,7 +47,7 @@ def test_all_contenders_took_part(quick):
     found = quick[0]["workloads"]["mlp-digits"]
     assert found["skipped"] == {}
     kinds = [c["kind"] for c in found["contenders"].values()]
-    assert sorted(kinds) == ["engine", "engine", "limit", "plain"]
+    assert sorted(kinds) == ["engine", "engine", "limit", "own-batch", "plain"]
     assert {"loop, 1 thread", "auto"} <= found["contenders"].keys()
     auto = found["contenders"]["auto"]["settings"]
     assert auto["engine"] in ("loop", "stack", "workers")  # what was chosen stands there
@@ -65,6 +65,7 @@ def test_everything_follows_from_the_seconds(quick):
     limits = [c for c in contenders.values() if c["kind"] == "limit"]
     limit = min(min(c["seconds"]) for c in limits)
     training = min(min(c["training_seconds"]) for c in limits)
+    steps = min(min(c["seconds"]) for c in contenders.values() if c["kind"] == "own-batch")
     assert training < limit  # the rest is the pass for the prototypes
     assert found["ratios"].keys() == {label for label, c in contenders.items() if c["kind"] == "engine"}
     for label, ratios in found["ratios"].items():
@@ -72,6 +73,7 @@ def test_everything_follows_from_the_seconds(quick):
         assert ratios["over_plain"] == pytest.approx(plain / own)
         assert ratios["of_limit"] == pytest.approx(limit / own)
         assert ratios["of_training_limit"] == pytest.approx(training / own)
+        assert ratios["of_own_batch"] == pytest.approx(steps / own)
     sweep = [row["seconds"] for row in found["limit_sweep"]]
     assert len(sweep) == len(batches(TRAINING["mlp-digits"].quick())) and sweep == sorted(sweep)
 

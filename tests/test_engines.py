@@ -3,10 +3,12 @@
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from protofed import methods, models
 from protofed.data import Dataset
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.federation import convolution
 from protofed.federation.choose import EngineSettings
 from protofed.federation.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
 from protofed.federation.local import Skeleton
@@ -194,9 +197,15 @@ def test_a_client_that_goes_to_nan_is_dropped_on_every_engine(engine):
     st.tuples(st.integers(1, 7), st.integers(1, 7)),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([1, convolution.CHANNELS]),
 )
-def test_other_convolutions_equal_torchs(c_in, c_out, size, stride, padding, dilation, extent, biased, last):
+def test_other_convolutions_equal_torchs(c_in, c_out, size, stride, padding, dilation, extent, biased, last, channels):
     """Outputs and every gradient, whatever the shape; also gradients of gradients."""
+    with mock.patch.object(convolution, "CHANNELS", channels):
+        convolutions_equal_torchs(c_in, c_out, size, stride, padding, dilation, extent, biased, last)
+
+
+def convolutions_equal_torchs(c_in, c_out, size, stride, padding, dilation, extent, biased, last):
     assume(all(e + 2 * p > dilation * (k - 1) for e, p, k in zip(extent, padding, size, strict=True)))
     layout = torch.channels_last if last else torch.contiguous_format
     plain = nn.Conv2d(c_in, c_out, size, stride, padding, dilation, bias=biased).double().to(memory_format=layout)
@@ -437,7 +446,8 @@ def test_two_ranks_by_torchrun_give_the_numbers_of_one_process(method, tmp_path)
     one, two = tmp_path / "one", tmp_path / "two"
     subprocess.run([sys.executable, "-m", "protofed", "run", method, *keys, "--out", str(one)], check=True, env=env)
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    port = ["--master-port", str(20000 + os.getpid() % 20000)]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = ["--master-port", str(free.getsockname()[1])]
     done = subprocess.run(
         [*launch, *port, "-m", "protofed", "run", method, *keys, "--out", str(two)],
         env=env,

@@ -106,6 +106,33 @@ def test_without_the_fused_update_the_result_is_the_same(local, monkeypatch):
         torch.testing.assert_close(params[name], expected.detach())
 
 
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_parameters_may_lie_in_memory_in_any_order(nesterov):
+    """Channels last, transposed, with axes of one entry, and gradients that lie otherwise: the fused update is for those
+    that lie alike, and makes no copies."""
+    local = LocalSettings(lr=0.05, momentum=0.7, nesterov=nesterov)
+    laid = {
+        "last": lambda v: v.contiguous(memory_format=torch.channels_last),
+        "one channel": lambda v: v[:, :1].contiguous(memory_format=torch.channels_last),
+        "transposed": lambda v: v.flatten(1).mT.contiguous().mT,
+        "gaps": lambda v: v.flatten(1).repeat_interleave(2, 1)[:, ::2],
+    }
+    g = torch.Generator().manual_seed(3)
+    first = {name: change(torch.randn(4, 6, 3, 3, generator=g)) for name, change in laid.items()}
+    grads = [[change(torch.randn(4, 6, 3, 3, generator=g)) for change in laid.values()] for _ in range(3)]
+    for turned in (False, True):  # then gradients lie as they do not
+        mine = {n: v.clone() for n, v in first.items()}
+        its = [v.clone().requires_grad_() for v in first.values()]
+        optimiser, torchs_own = Optimiser(local, mine), torchs(local, its)
+        for step in grads:
+            optimiser.step([v.contiguous() if turned else v for v in step])
+            for p, own in zip(its, step, strict=True):
+                p.grad = own.clone()
+            torchs_own.step()
+        for name, p in zip(mine, its, strict=True):
+            torch.testing.assert_close(mine[name], p.detach(), rtol=1e-6, atol=1e-6, msg=name)
+
+
 def test_clients_of_a_stack_are_clipped_each_by_its_own_norm():
     local = LocalSettings(lr=1.0, momentum=0.0, clip=1.0)
     params = {"a": torch.zeros(3, 2), "b": torch.zeros(3)}

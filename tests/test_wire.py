@@ -468,3 +468,65 @@ def test_nothing_to_say_travels_as_nothing() -> None:
     assert sum(sizes(b"").values()) == 0
     needed = Expected(3, 2, ("bank",), required=("bank",))
     refused(lambda: decode(b"", "client 7", needed), "client 7: ")
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+
+def one_by_one(messages: list[bytes], expected: Expected | None) -> list[Bundle | WireError]:
+    result: list[Bundle | WireError] = []
+    for k, message in enumerate(messages):
+        try:
+            result.append(decode(message, f"client {k}", expected))
+        except WireError as error:
+            result.append(error)
+    return result
+
+
+def read_as_one_by_one(messages: list[bytes], expected: Expected | None = None) -> None:
+    together = wire.decode_each(messages, [f"client {k}" for k in range(len(messages))], expected)
+    for got, wanted in zip(together, one_by_one(messages, expected), strict=True):
+        if isinstance(wanted, WireError):
+            assert str(got) == str(wanted)
+        else:
+            assert isinstance(got, Bundle)
+            same_bundle(got, wanted)
+
+
+def rolled(bundle: Bundle, k: int) -> Bundle:
+    """Of the same structure: other classes known, other numbers."""
+    banks = {n: PrototypeBank(b.means.roll(k, -2), b.counts.roll(k, -1)) for n, b in bundle.banks.items()}
+    main = bundle.bank and PrototypeBank(bundle.bank.means.roll(k, -2), bundle.bank.counts.roll(k, -1))
+    weights, tensors = ({n: v.roll(k) for n, v in part.items()} for part in (bundle.weights, bundle.tensors))
+    return Bundle(main, banks, weights, tensors, {n: v / 2**k for n, v in bundle.scalars.items()})
+
+
+@QUICK
+@given(st.lists(BUNDLES, min_size=1, max_size=3), st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255))))
+def test_messages_read_together_are_those_read_one_by_one(bundles: list[Bundle], flips: list[tuple[int, int]]) -> None:
+    messages = [encode(rolled(bundle, k)) for k in range(3) for bundle in bundles]
+    read_as_one_by_one(messages)
+    for where, change in flips[:4]:
+        if broken := bytearray(messages[where % len(messages)]):
+            broken[where % len(broken)] ^= change
+            messages[where % len(messages)] = bytes(broken)
+    read_as_one_by_one(messages)
+
+
+@pytest.mark.parametrize("wrong", [bank(NAN), bank(1.0, INF), bank(torch.tensor([[1.0], [INF], [1.0]]))])
+def test_one_bad_message_among_many_is_named(wrong: PrototypeBank) -> None:
+    good = [encode(Bundle(bank(k + 1.0), weights=WEIGHTS)) for k in range(4)]
+    read_as_one_by_one([*good, encode(Bundle(wrong, weights=WEIGHTS))], EXPECTED)
+    read_as_one_by_one([*good, good[0][:-1], b"", b"", good[1] + b"0"], EXPECTED)
+    rows = bank_entries(torch.ones(2, D), [1, 2], [1.0, 1.0])
+    bad = [
+        bank_entries(torch.ones(2, D), *at) for at in ([[2, 1], [1.0, 1.0]], [[1, 3], [1.0, 1.0]], [[1, 2], [1.0, -1]])
+    ]
+    read_as_one_by_one([crafted({"": [C, D]}, entries) for entries in (rows, *bad, rows)], EXPECTED)
+
+
+def test_what_was_read_together_may_be_written_to() -> None:
+    first, second = wire.decode_each([encode(Bundle(bank(1.0))), encode(Bundle(bank(2.0)))], ["a", "b"], EXPECTED)
+    assert isinstance(first, Bundle) and isinstance(second, Bundle) and first.bank and second.bank
+    first.bank.means.zero_()
+    assert second.bank.means.eq(2).all()

@@ -29,6 +29,7 @@ VERSION = 1
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
 UNFOLDED = 2**27
 HEADER = 2**24  # bytes
+SMALL = 2**16  # bytes of messages that are read together
 KEPT, KEPT_HEADER = 64, 2**16  # headers that are remembered, of at most so many bytes
 DTYPES = {
     torch.float64: "F64",
@@ -106,11 +107,12 @@ def encode(bundle: Bundle) -> bytes:
     for name, bank in bundle.all_banks().items():
         counts = bank.counts.reshape(-1)
         means = bank.means.reshape(counts.numel(), bank.dim)
-        rows = torch.nonzero(counts > 0).squeeze(1)
-        whole = rows.numel() == counts.numel()
-        tensors[f"bank:{name}:means"] = means if whole else means[rows]
-        tensors[f"bank:{name}:rows"] = rows.to(torch.int32)
-        tensors[f"bank:{name}:counts"] = counts if whole else counts[rows]
+        known = [row for row, count in enumerate(counts.tolist()) if count > 0]
+        rows = torch.tensor(known, dtype=torch.int32)
+        whole = len(known) == counts.numel()
+        tensors[f"bank:{name}:means"] = means if whole else means[rows.to(means.device)]
+        tensors[f"bank:{name}:rows"] = rows
+        tensors[f"bank:{name}:counts"] = counts if whole else counts[rows.to(counts.device)]
         shapes.append((name, tuple(bank.means.shape)))
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
@@ -183,6 +185,77 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
     if expected is not None:
         expected.check(bundle, source)
     return bundle
+
+
+def decode_each(
+    messages: Sequence[bytes], sources: Sequence[str], expected: Expected | None = None
+) -> list[Bundle | WireError]:
+    """`decode` of each message, or its error. Small ones of one header are read together, in a fraction of the time."""
+    groups: dict[Any, list[int]] = {}
+    for k, message in enumerate(messages):
+        head = 8 + int.from_bytes(message[:8], "little")
+        groups.setdefault(message[:head] if len(message) <= SMALL else k, []).append(k)
+    result: dict[int, Bundle | WireError] = {}
+    for group in groups.values():
+        together = _decode_together([messages[k] for k in group], expected) if len(group) > 1 else None
+        for place, k in enumerate(group):
+            result[k] = _decoded(messages[k], sources[k], expected) if together is None else together[place]
+    return [result[k] for k in range(len(messages))]
+
+
+def _decoded(message: bytes, source: str, expected: Expected | None) -> Bundle | WireError:
+    try:
+        return decode(message, source, expected)
+    except WireError as error:
+        return error
+
+
+def _decode_together(messages: Sequence[bytes], expected: Expected | None) -> list[Bundle] | None:
+    """Messages of one header; None where any of them is not as it should be: `decode` then says which, and why."""
+    first = _decoded(messages[0], "", expected)  # what all have in common is checked here
+    if isinstance(first, WireError) or any(len(m) != len(messages[0]) for m in messages):
+        return None
+    if first.empty:
+        return [first for _ in messages]
+    layout, n = _layout(messages[0]), len(messages)
+    numbers = torch.frombuffer(bytearray(b"".join(messages)), dtype=torch.uint8).view(n, -1)
+    body: dict[str, Tensor] = {}
+    for name, begin, count, shape, dtype in layout.entries:
+        place = layout.start + begin
+        piece = numbers[:, place : place + count * dtype.itemsize].contiguous()
+        body[name] = (piece.view(dtype) if count else torch.empty(0, dtype=dtype)).view(n, *shape)
+    banks: dict[str, PrototypeBank] = {}
+    for name, whole in layout.banks.items():
+        means, rows, counts = (body.pop(f"bank:{name}:{part}") for part in ("means", "rows", "counts"))
+        total = math.prod(whole[:-1])
+        rising = rows.numel() == 0 or bool(
+            (rows.diff(dim=1) > 0).all() & (rows[:, 0] >= 0).all() & (rows < total).all()
+        )
+        if not rising or bool((counts <= 0).any()) or not (_is_finite(means) and _is_finite(counts)):
+            return None
+        if rows.shape[1] < total:
+            at = (rows + torch.arange(n)[:, None] * total).view(-1)
+            means = means.new_zeros(n * total, whole[-1]).index_copy_(0, at, means.flatten(0, 1))
+            counts = counts.new_zeros(n * total).index_copy_(0, at, counts.view(-1))
+        banks[name] = PrototypeBank(means.view(n, *whole), counts.view(n, *whole[:-1]))
+    if not all(_is_finite(value) for value in body.values()):
+        return None
+    parts: dict[str, dict[str, Tensor]] = {"weight": {}, "tensor": {}, "scalar": {}}
+    for key, value in body.items():
+        kind, _, name = key.partition(":")
+        parts[kind][name] = value
+    bundles = []
+    for k in range(n):
+        mine = {name: bank[k] for name, bank in banks.items()}
+        weights, tensors, scalars = ({name: v[k] for name, v in values.items()} for values in parts.values())
+        numbers_of = {name: float(value) for name, value in scalars.items()}
+        bundles.append(Bundle(mine.pop("", None), mine, weights, tensors, numbers_of))
+    return bundles
+
+
+def _is_finite(value: Tensor) -> bool:
+    # a finite sum is cheap proof; an infinite one may also come of large values
+    return not value.is_floating_point() or math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
 
 
 @dataclass(frozen=True)
@@ -261,7 +334,7 @@ def _decode_bank(body: dict[str, Tensor], name: str, shape: list[int]) -> Protot
         raise ValueError(f"{what}: {list(means.shape)} rows, {list(counts.shape)} counts for shape {shape}")
     if not means.is_floating_point() or not counts.is_floating_point() or rows.dtype != torch.int32:
         raise ValueError(f"{what}: dtypes {means.dtype}, {counts.dtype}, {rows.dtype}")
-    if bool((counts == 0).any()):
+    if 0 in counts.tolist():
         raise ValueError(f"{what}: a row with no samples behind it")
     numbers = rows.tolist()
     if numbers and (numbers[0] < 0 or numbers[-1] >= total or any(a >= b for a, b in pairwise(numbers))):
@@ -389,6 +462,5 @@ def _alike(what: str, value: Tensor, template: Tensor | None) -> None:
 def _numbers(what: str, value: Tensor) -> None:
     if value.dtype not in NUMBERS:
         raise WireError(f"{what} is {value.dtype}; expected numbers")
-    # a finite sum is cheap proof; an infinite one may also come of large values
-    if value.is_floating_point() and not (math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())):
+    if not _is_finite(value):
         raise WireError(f"{what} holds NaN or infinity")

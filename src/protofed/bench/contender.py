@@ -170,6 +170,23 @@ class Limit(Contender):
         return {"seconds": timed.seconds, "training_seconds": timed.training}
 
 
+class OwnBatch(Contender):
+    """One model for each core, in steps of the clients' own batch."""
+
+    def __init__(self, spec: Spec) -> None:
+        workload = _workload(spec)
+        self.models = limit.OwnBatch(workload, *workload.load(spec["folder"]), spec["processes"])
+
+    @property
+    def about(self) -> str:
+        return f"{len(self.models.pipes)} processes, {self.models.layout}, allocator keeps its pages"
+
+    def run(self) -> Reply:
+        began = time.perf_counter()
+        self.models.round()
+        return {"seconds": time.perf_counter() - began}
+
+
 class LimitSweep(Contender):
     """Tries every batch and layout for a moment each; threads and allocator are the process's."""
 
@@ -238,6 +255,7 @@ KINDS: dict[str, Callable[[Spec], Contender]] = {
     "engine": Engine,
     "many": Crowd,
     "limit": Limit,
+    "own-batch": OwnBatch,
     "limit-sweep": LimitSweep,
     "server": ServerRule,
 }

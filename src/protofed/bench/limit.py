@@ -2,18 +2,24 @@
 
 No federation can be expected to beat it, since it has the same arithmetic in fewer and larger pieces. It is taken at its
 best: over batch size, memory format, threads and allocator.
+
+Beside it, what the clients' own batch size allows: one model for each core that takes steps of that size, and nothing else.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import time
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .plain import fedproto_loss
+from .plain import EVAL_BATCH, fedproto_loss
 from .workloads import SEED, Training
 
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -44,8 +50,10 @@ def batches(workload: Training) -> list[int]:
 class Merged:
     """One model and the samples of all clients."""
 
-    def __init__(self, workload: Training, x: Tensor, y: Tensor, batch: int, layout: str) -> None:
-        self.workload, self.batch = workload, batch
+    def __init__(
+        self, workload: Training, x: Tensor, y: Tensor, batch: int, layout: str, eval_batch: int | None = None
+    ) -> None:
+        self.workload, self.batch, self.eval_batch = workload, batch, eval_batch or batch
         self.x, self.y = x, y
         self.model = workload.build_model()
         if x.ndim == 4:
@@ -81,7 +89,7 @@ class Merged:
         total, counts = torch.zeros_like(self.table), torch.zeros(w.classes)
         seen = 0
         with torch.no_grad():
-            for own in rows.split(self.batch):
+            for own in rows.split(self.eval_batch):
                 z, _ = self.model(self.x[own])
                 member = F.one_hot(self.y[own], w.classes).to(z.dtype)
                 total += member.T @ z
@@ -96,6 +104,48 @@ class Merged:
         if self.workload.prototypes:
             return fedproto_loss(self.model, x, y, self.table, self.known)
         return F.cross_entropy(self.model(x)[1], y)
+
+
+class OwnBatch:
+    """A process for each core, each with one model that takes the steps of its share of the clients, in their batch size."""
+
+    def __init__(self, workload: Training, x: Tensor, y: Tensor, processes: int) -> None:
+        self.layout = min(layouts(workload), key=lambda layout: self._tried(workload, x, y, layout))
+        context = multiprocessing.get_context("fork")
+        self.pipes: list[Connection] = []
+        x = in_layout(x, self.layout)
+        for k in range(processes):
+            share = replace(workload, per_round=len(range(k, workload.per_round, processes)))
+            ours, theirs = context.Pipe()
+            merged = self._merged(share, x, y, self.layout)
+            self.pipes.append(ours)
+            context.Process(target=self._serve, args=(merged, theirs, list(self.pipes)), daemon=True).start()
+            theirs.close()
+
+    @staticmethod
+    def _merged(workload: Training, x: Tensor, y: Tensor, layout: str) -> Merged:
+        return Merged(workload, x, y, workload.batch, layout, eval_batch=max(workload.batch, EVAL_BATCH))
+
+    def _tried(self, workload: Training, x: Tensor, y: Tensor, layout: str) -> float:
+        merged = self._merged(workload, in_layout(x, layout), y, layout)
+        merged.round(cap=0.0)
+        return merged.round(cap=0.2, least=2).seconds
+
+    @staticmethod
+    def _serve(merged: Merged, pipe: Connection, inherited: list[Connection]) -> None:
+        """A round each time something comes; ends when the other end of the pipe is closed."""
+        for other in inherited:
+            other.close()
+        with suppress(EOFError):
+            while pipe.recv():
+                merged.round()
+                pipe.send(True)
+
+    def round(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(True)
+        for pipe in self.pipes:
+            pipe.recv()
 
 
 def in_layout(x: Tensor, layout: str) -> Tensor:

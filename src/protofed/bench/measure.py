@@ -149,6 +149,8 @@ def _contenders(
     for place, row in enumerate(finalists, 1):
         choice = {key: row[key] for key in ("batch", "layout", "threads", "keep_pages")}
         specs[f"limit {place}"] = {**common, **choice, "kind": "limit"}
+    own = {"kind": "own-batch", "threads": 1, "keep_pages": True, "processes": min(counts[-1], workload.per_round)}
+    specs[f"steps of {workload.batch} alone"] = {**common, **own}
     return specs
 
 
@@ -198,7 +200,7 @@ def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[st
         return {label: c for label, c in contenders.items() if c["kind"] == kind}
 
     result: dict[str, Any] = {"ratios": {}, "goals": []}
-    plain, limits = of("plain"), of("limit")
+    plain, limits, steps = of("plain"), of("limit"), of("own-batch")
     if plain:
         result["best_plain"] = _fastest(plain)
     if limits:
@@ -213,6 +215,8 @@ def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[st
             ratios["of_limit_median"] = min(c["median"] for c in limits.values()) / engine["median"]
             training = min(min(c["training_seconds"]) for c in limits.values())
             ratios["of_training_limit"] = training / engine["best"]
+        if steps:
+            ratios["of_own_batch"] = min(c["best"] for c in steps.values()) / engine["best"]
         result["ratios"][label] = ratios
     if workload.overhead is not None:
         result["overhead"] = {label: _overhead(engine) for label, engine in of("engine").items()}

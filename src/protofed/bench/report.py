@@ -81,6 +81,10 @@ def _training(name: str, result: Mapping[str, Any]) -> Page:
     if "limit" in result:
         training = min(min(c["training_seconds"]) for c in result["contenders"].values() if c["kind"] == "limit")
         notes.append(f"the limit's training steps alone: {training:.3f} s")
+    for label, c in result["contenders"].items():
+        share = result["ratios"].get("auto", {}).get("of_own_batch")
+        if c["kind"] == "own-batch" and share is not None:
+            notes.append(f"auto: {share:.0%} of {label}, the same arithmetic in steps as small as the clients'")
     notes += [f"overhead of {label}: {share:.1%} of the round" for label, share in result.get("overhead", {}).items()]
     notes += [f"skipped {label}: {why}" for label, why in result["skipped"].items()]
     return Page(f"{name}: {result['description']}", header, rows, notes)

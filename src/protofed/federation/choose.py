@@ -189,6 +189,8 @@ def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
         raise ProtofedError("this model or method cannot be stacked; use engine=loop or engine=auto")
     if any(timed):
         for k, times in enumerate(timed):
+            if not times:  # there was one way only
+                continue
             listed = sorted(times.items(), key=lambda item: item[1])
             lines = ", ".join(f"{way.label}{_threads(n)} {1e3 * seconds:.2f}" for (way, n), seconds in listed)
             log.info("engine: %s: ms per client step in one process: %s", plan.models[k].name, lines)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FEW = 4  # output positions up to which the gradient of the weights is sooner a matrix product
+# where the gradient of the weights is sooner a matrix product: few output positions, or few in the whole batch, of many
+# channels that lie together
+FEW, FEW_IN_ALL, CHANNELS = 4, 128, 32
 
 
 class UnfoldConv2d(nn.Conv2d):
@@ -52,7 +54,9 @@ class LeanConv2d(nn.Conv2d):
         (top, bottom, above, high), (left, right, before, wide) = (_taps(*each) for each in how)
         cut = (slice(None), slice(None), slice(top, bottom), slice(left, right))
         whole = (bottom - top, right - left) == self.kernel_size
-        if whole and high * wide > FEW:
+        together = self.weight.stride(1) == 1 and self.in_channels >= CHANNELS
+        few = high * wide <= FEW or (together and len(x) * high * wide <= FEW_IN_ALL)
+        if whole and not few:
             return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
         return _WithProduct.apply(x, self.weight, self.bias, cut, self.stride, (above, before), self.dilation)
 

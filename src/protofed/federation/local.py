@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import islice
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -300,17 +301,20 @@ def train_client(
         for step, batch in _batches(task, skeleton, data, client, round):
             with one_sample_is_too_few(client):
                 terms, pseudo = as_loss(method.client_loss(network, batch, has, round))
-            names, stacked = list(terms), torch.stack(list(terms.values()))
-            gradient = torch.autograd.grad(stacked.sum(), params, allow_unused=True, materialize_grads=True)
+            names = list(terms)
+            total = reduce(add, terms.values())
+            gradient = torch.autograd.grad(total, params, allow_unused=True, materialize_grads=True)
             optimiser.step(gradient)
-            values.append(stacked.detach())
+            values.append([term.detach() for term in terms.values()])
             sizes.append(step_size(step))
             if pseudo is not None and step.unlabelled is not None:
                 guesses.append(Pseudo(*(t.detach() for t in pseudo)))
                 guessed.append(step.unlabelled)
 
-    share = torch.tensor(sizes, dtype=values[0].dtype, device=values[0].device) / sum(sizes)
-    losses = dict(zip(names, (share @ torch.stack(values)).tolist(), strict=True))
+    share = torch.tensor(sizes, dtype=values[0][0].dtype, device=values[0][0].device) / sum(sizes)
+    losses = {
+        name: float(share @ torch.stack(column)) for name, column in zip(names, zip(*values, strict=True), strict=True)
+    }
     weights = {**skeleton.loaded(), **{name: v.detach() for name, v in beyond.items()}}
     if beyond:  # the module held a part of the model; what it stands for is another set of weights
         weights = {name: v.clone() for name, v in weights.items()}
@@ -331,7 +335,7 @@ def train_client(
 
 def step_size(step: Step) -> int:
     """How much a step's loss counts in the mean of the round: its labelled samples, or else its unlabelled ones."""
-    return len(step.labelled) or len(step.unlabelled if step.unlabelled is not None else ())
+    return step.labelled.shape[0] or (0 if step.unlabelled is None else step.unlabelled.shape[0])
 
 
 def pseudo_counts(
@@ -357,9 +361,10 @@ def _batches(task: Task, skeleton: Skeleton, data: ClientData, client: int, roun
         x = view_of(task.augmentation, task.method.labelled_view, x, _joined(drawn, "labelled", device))
         columns = zip(skeleton.arranged(x).split(sizes), y.split(sizes), strict=True)
         pools = _pool_batches(task, skeleton, data.unlabelled, group, drawn)
-        for step, (own, labels), pool in zip(group, columns, pools, strict=True):
+        ones = torch.ones(len(y), device=device).split(sizes)
+        for step, (own, labels), weight, pool in zip(group, columns, ones, pools, strict=True):
             support = None if step.support is None else step.support.to(device, torch.float32)
-            yield step, Batch(own, labels, torch.ones(len(labels), device=device), support, **pool)
+            yield step, Batch(own, labels, weight, support, **pool)
 
 
 def _pool_batches(

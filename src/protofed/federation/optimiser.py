@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -48,10 +49,32 @@ class LocalSettings:
 
 
 def _alike(*lists: Sequence[Tensor]) -> bool:
-    """Whether tensors lie in memory in the same order, as the fused update takes for granted."""
-    return hasattr(torch, "_fused_sgd_") and all(
-        a.stride() == b.stride() == c.stride() and a.dtype == b.dtype for a, b, c in zip(*lists, strict=True)
+    """Whether tensors lie in memory in the same order without gaps, as the fused update takes for granted."""
+    orders = ([_order(t.shape, t.stride()) for t in tensors] for tensors in lists)
+    first, *others = orders
+    return (
+        hasattr(torch, "_fused_sgd_")
+        and all(order is not None for order in first)
+        and all(other == first for other in others)
+        and all(a.dtype == b.dtype for a, b in zip(*lists[:2], strict=True))
     )
+
+
+@lru_cache(maxsize=4096)
+def _order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
+    """Stride and size of each axis that has more than one entry; None where there are gaps or numbers lie twice."""
+    axes = [(step, size) for step, size in zip(stride, shape, strict=True) if size > 1]
+    reached = 1
+    for step, size in sorted(axes):
+        if step != reached:
+            return None
+        reached *= size
+    return tuple(axes)
+
+
+def _in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Dense tensors as they lie in memory, whatever the order of their axes: of others the fused update makes copies."""
+    return [t if t.is_contiguous() else t.as_strided((t.numel(),), (1,)) for t in tensors]
 
 
 def _clipped(grads: list[Tensor], most: float, stacked: bool) -> list[Tensor]:
@@ -105,9 +128,9 @@ class Optimiser:
         if local.optimiser == "sgd":
             if local.momentum and _alike(p, g, state["momentum_buffer"]):
                 torch._fused_sgd_(  # one pass over memory, not three
-                    p,
-                    g,
-                    state["momentum_buffer"],
+                    _in_order(p),
+                    _in_order(g),
+                    _in_order(state["momentum_buffer"]),
                     weight_decay=0.0,
                     momentum=local.momentum,
                     lr=self.lr,

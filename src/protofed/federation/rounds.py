@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -181,19 +182,27 @@ class Federation:
         uploads: list[Upload] = []
         dropped: dict[int, str] = {}
         up: Counter[str] = Counter()
+        returned: dict[int, list[int]] = {}  # by architecture
         for client, outcome in outcomes.items():
             if outcome.upload is None:
                 dropped[client] = f"client {client}: {outcome.failure}"
                 continue
-            try:
-                up.update(wire.sizes(outcome.upload, f"client {client}"))
-                which = self.engine.owner[client]
-                content = wire.decode(outcome.upload, f"client {client}", self.expected[which])
-                if self.mixed:
-                    content = replace(content, weights=marked(content.weights, which))
-                uploads.append(Upload(client, outcome.num_samples, content))
-            except wire.WireError as error:
-                dropped[client] = str(error)
+            returned.setdefault(self.engine.owner[client], []).append(client)
+            with suppress(wire.WireError):  # said below
+                up.update(wire.sizes(outcome.upload))
+        contents: dict[int, Bundle | wire.WireError] = {}
+        for which, clients in returned.items():
+            messages = [outcomes[c].upload or b"" for c in clients]
+            sources = [f"client {c}" for c in clients]
+            contents |= dict(zip(clients, wire.decode_each(messages, sources, self.expected[which]), strict=True))
+        for client in (c for c in outcomes if c in contents):
+            content, which = contents[client], self.engine.owner[client]
+            if isinstance(content, wire.WireError):
+                dropped[client] = str(content)
+                continue
+            if self.mixed:
+                content = replace(content, weights=marked(content.weights, which))
+            uploads.append(Upload(client, outcomes[client].num_samples, content))
         for reason in dropped.values():
             log.warning("round %d: dropped %s", self.round + 1, reason)
         return uploads, dropped, up

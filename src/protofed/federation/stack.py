@@ -1,9 +1,10 @@
 """Stacked clients: one call trains all clients of one architecture.
 
-Parameters, buffers and optimiser state get a leading client axis; `torch.func.vmap` over `grad` gives every client its own
-gradient. Clients with more steps come first, so those still training at a step are a slice, and nothing is computed for
-the others. A short last batch is padded with samples of weight 0, except under batch norm, whose statistics padding would
-change: there, clients whose batches differ in size are run apart.
+Parameters, buffers and optimiser state get a leading client axis, and `torch.func.vmap` gives every client its own loss. The
+gradient of their sum is every client's own, as no parameter belongs to two. Clients with more steps come first, so those
+still training at a step are a slice, and nothing is computed for the others. A short last batch is padded with samples of
+weight 0, except under batch norm, whose statistics padding would change: there, clients whose batches differ in size are
+run apart.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
@@ -99,7 +100,7 @@ class RowPlan:
         data: Sequence[Samples | Unlabelled],
         extra: Sequence[Sequence[Tensor]] = (),
     ) -> RowPlan:
-        sizes = [[len(rows) for rows in own] for own in chosen]
+        sizes = [[rows.shape[0] for rows in own] for own in chosen]
         longest, widest = max(map(len, sizes)), max(max(s, default=0) for s in sizes)
         indices = [d.index.cpu() for d in data]
         first = torch.stack([i[0] if len(i) else torch.zeros((), dtype=torch.int64) for i in indices])
@@ -170,25 +171,35 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
     order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
     jobs_sorted, steps = [jobs[k] for k in order], [planned[k] for k in order]
     plan = StepPlan.make(steps, [j.data for j in jobs_sorted])
-    streams = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted]
+    random = task.augmentation is not None or method.random_numbers > 0
+    streams = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted] if random else []
     device = jobs[0].data.labelled.x.device
 
     starts = [method.client_start(j.state.weights, j.received) for j in jobs_sorted]
     names = [*skeleton.slots, *(name for name in starts[0] if name not in skeleton.slots)]
     weights = {name: torch.stack([s[name] for s in starts]) for name in names}
     buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
-    params = weights
+    # gradients of a linear layer's matrices come transposed; the fused optimiser wants both to lie alike
+    matrices = {f"{name}.weight" for name, layer in module.named_modules() if type(layer) is nn.Linear}
+    params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
     kept = [j.state.optimiser if local.keep_optimiser else {} for j in jobs_sorted]
     optimiser = Optimiser(local, params, kept, round)
     received, received_dims = _common([j.received for j in jobs_sorted])
 
-    def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensor, tuple[Tensors, Tensors, Any]]:
+    def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
         own = {name: value.clone() for name, value in b.items()}  # batch norm writes into them
         terms, pseudo = as_loss(method.client_loss(StackedNetwork(module, p, own), Batch(**batch), has, round))
-        guess = () if pseudo is None else tuple(t.detach() for t in pseudo)
-        return torch.stack(list(terms.values())).sum(), (terms, own, guess)
+        return terms, own, () if pseudo is None else tuple(t.detach() for t in pseudo)
 
-    gradient = vmap(grad(loss, has_aux=True), in_dims=(0, 0, 0, received_dims), randomness="different")
+    def loss_of_all(p: Tensors, b: Tensors, batch: Tensors) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
+        return loss(p, b, batch, received)  # the same for all: it need not go through vmap
+
+    same = received_dims is None
+    losses_of = vmap(
+        loss_of_all if same else loss,
+        in_dims=0 if same else (0, 0, 0, received_dims),
+        randomness="different",
+    )
     alone = any(isinstance(m, _BatchNorm) for m in module.modules())
     totals: dict[str, Tensor] = {}
     guesses: list[list[Pseudo]] = [[] for _ in jobs]
@@ -200,16 +211,17 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
             active = sum(count > s for count in plan.counts)
             for rows, widths in _groups(plan.sizes(s, active), alone):
                 members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
-                drawn = [draws(task, steps[k][s], streams[k]) for k in members]
+                drawn = [draws(task, steps[k][s], streams[k]) if random else {} for k in members]
                 batch, counted = _batch(task, plan, jobs_sorted, rows, s, widths, drawn)
-                has = received if received_dims is None else pytree.tree_map(lambda t, r=rows: t[r], received)
+                has = () if same else (pytree.tree_map(lambda t, r=rows: t[r], received),)
+                here = {n: p[rows].detach().requires_grad_() for n, p in params.items()}
                 with one_sample_is_too_few(jobs_sorted[0].client):
-                    grads, (terms, moved, guess) = gradient(
-                        {n: p[rows] for n, p in params.items()}, {n: b[rows] for n, b in buffers.items()}, batch, has
-                    )
-                optimiser.step([grads[name] for name in params], rows)
+                    terms, moved, guess = losses_of(here, {n: b[rows] for n, b in buffers.items()}, batch, *has)
+                total = torch.stack(list(terms.values())).sum()
+                gradient = torch.autograd.grad(total, list(here.values()), allow_unused=True, materialize_grads=True)
+                optimiser.step(gradient, rows)
                 for name, value in moved.items():
-                    buffers[name][rows] = value
+                    buffers[name][rows] = value.detach()
                 for name, value in terms.items():
                     if name not in totals:
                         totals[name] = torch.zeros(len(jobs), device=device)
@@ -222,6 +234,7 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
 
     seen = torch.tensor([sum(map(step_size, own)) for own in steps], dtype=torch.float32, device=device)
     means = {name: (value / seen).tolist() for name, value in totals.items()}
+    params = {name: p.contiguous() for name, p in params.items()}
     if norm.collects(module):
         _collect(skeleton, method.collapse({**params, **buffers}), buffers, jobs_sorted)
     whole = {name: {**params, **buffers}[name] for name in names}
@@ -359,6 +372,9 @@ class StackedOutputs:
 def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Index lists side by side, filled up with their first entry (0 where there is none); weight 0 where filled."""
     widest = max(len(i) for i in indices)
+    if all(len(i) == widest for i in indices):
+        rows = torch.stack(list(indices))
+        return rows, torch.ones(rows.shape, device=rows.device)
     fill = [i[:1] if len(i) else i.new_zeros(1) for i in indices]
     rows = torch.stack([torch.cat([i, f.expand(widest - len(i))]) for i, f in zip(indices, fill, strict=True)])
     weight = torch.stack([(torch.arange(widest, device=i.device) < len(i)).float() for i in indices])
