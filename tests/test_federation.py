@@ -12,7 +12,10 @@ from protofed import methods, wire
 from protofed.bank import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.methods import base
+from protofed.methods.base import Upload
 from protofed.methods.base import registry as method_registry
+from protofed.wire import Bundle
 from reference import naive
 
 SHORT_RAMP = {"alignment": {"start": 1, "end": 3}}
@@ -306,3 +309,17 @@ def test_natural_clients_are_counted_from_the_data():
     keys = {k: v for k, v in SMALL.items() if k not in ("clients", "way", "shot", "partition")}
     result = pf.run("fedproto", data=natural, partition="natural", **keys)
     assert result.summary["clients"] == 7
+
+
+def test_weights_are_averaged_the_same_in_pieces_of_any_size(monkeypatch):
+    uploads = [
+        Upload(k, k + 1, Bundle(weights={"w": torch.randn(7, 5), **({"own": torch.randn(3)} if k else {})}))
+        for k in range(4)
+    ]
+    wanted = sum(u.num_samples * u.content.weights["w"].double() for u in uploads) / 10
+    wanted_own = sum(u.num_samples * u.content.weights["own"].double() for u in uploads[1:]) / 9
+    for block in (1, 4, 35, 100):
+        monkeypatch.setattr(base, "BLOCK", block)
+        found = base.weighted_average(uploads)
+        torch.testing.assert_close(found["w"], wanted.float())
+        torch.testing.assert_close(found["own"], wanted_own.float())

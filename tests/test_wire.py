@@ -91,6 +91,17 @@ def test_a_bundle_comes_back_bit_for_bit(bundle: Bundle) -> None:
 
 @QUICK
 @given(BUNDLES)
+def test_a_bytearray_is_decoded_where_it_lies(bundle: Bundle) -> None:
+    message = bytearray(encode(bundle))
+    same_bundle(bundle, decode(message))
+    weight = Bundle(weights={"w": torch.ones(3)})
+    message = bytearray(encode(weight))
+    decode(message).weights["w"].zero_()
+    assert decode(bytes(message)).weights["w"].eq(0).all() and decode(encode(weight)).weights["w"].eq(1).all()
+
+
+@QUICK
+@given(BUNDLES)
 def test_sizes_are_the_whole_message(bundle: Bundle) -> None:
     message = encode(bundle)
     count = sizes(message)

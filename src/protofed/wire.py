@@ -53,6 +53,9 @@ NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64} | {
 }
 
 
+Message = bytes | bytearray
+
+
 class WireError(ProtofedError):
     """A message that cannot be used; says whose it is and what is wrong with it."""
 
@@ -147,8 +150,10 @@ def _header_text(
     return len(text).to_bytes(8, "little") + text
 
 
-def decode(message: bytes, source: str = "message", expected: Expected | None = None) -> Bundle:
+def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
     """The bundle in a message, or a `WireError` that names `source`. Never executes anything in the message.
+
+    Tensors lie in a copy of the message; in the message itself where it is a `bytearray`, which nobody else may then change.
 
     With `expected`, shapes of banks are checked before memory is taken for them, and everything else after: use it for
     messages from outside.
@@ -188,13 +193,13 @@ def decode(message: bytes, source: str = "message", expected: Expected | None = 
 
 
 def decode_each(
-    messages: Sequence[bytes], sources: Sequence[str], expected: Expected | None = None
+    messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None
 ) -> list[Bundle | WireError]:
     """`decode` of each message, or its error. Small ones of one header are read together, in a fraction of the time."""
     groups: dict[Any, list[int]] = {}
     for k, message in enumerate(messages):
         head = 8 + int.from_bytes(message[:8], "little")
-        groups.setdefault(message[:head] if len(message) <= SMALL else k, []).append(k)
+        groups.setdefault(bytes(message[:head]) if len(message) <= SMALL else k, []).append(k)
     result: dict[int, Bundle | WireError] = {}
     for group in groups.values():
         together = _decode_together([messages[k] for k in group], expected) if len(group) > 1 else None
@@ -203,14 +208,14 @@ def decode_each(
     return [result[k] for k in range(len(messages))]
 
 
-def _decoded(message: bytes, source: str, expected: Expected | None) -> Bundle | WireError:
+def _decoded(message: Message, source: str, expected: Expected | None) -> Bundle | WireError:
     try:
         return decode(message, source, expected)
     except WireError as error:
         return error
 
 
-def _decode_together(messages: Sequence[bytes], expected: Expected | None) -> list[Bundle] | None:
+def _decode_together(messages: Sequence[Message], expected: Expected | None) -> list[Bundle] | None:
     """Messages of one header; None where any of them is not as it should be: `decode` then says which, and why."""
     first = _decoded(messages[0], "", expected)  # what all have in common is checked here
     if isinstance(first, WireError) or any(len(m) != len(messages[0]) for m in messages):
@@ -269,7 +274,7 @@ class Layout:
     kinds: Mapping[str, int]
 
 
-def _layout(message: bytes) -> Layout:
+def _layout(message: Message) -> Layout:
     length = int.from_bytes(message[:8], "little")
     if len(message) < 8 or length > len(message) - 8:
         raise ValueError(f"{len(message)} bytes, cut short in the header")
@@ -300,13 +305,16 @@ def _read_layout(text: bytes) -> Layout:
     return Layout(8 + len(text), reached, tuple(sorted(entries, key=lambda e: e[0])), _bank_shapes(header), kinds)
 
 
-def _unframed(message: bytes, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a message by name, views of one copy of it; raises where they do not fill it exactly."""
-    data = bytearray(message[layout.start :])
-    if layout.length != len(data):
-        raise ValueError(f"{len(data)} bytes of numbers, of which {layout.length} are named")
+def _unframed(message: Message, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a message by name, views of one copy of it, or of a `bytearray` itself; raises where they do not
+    fill it exactly."""
+    length = len(message) - layout.start
+    if layout.length != length:
+        raise ValueError(f"{length} bytes of numbers, of which {layout.length} are named")
+    data = message if isinstance(message, bytearray) else bytearray(memoryview(message)[layout.start :])
+    start = len(data) - length
     return {
-        name: torch.frombuffer(data, dtype=kind, count=count, offset=begin).reshape(shape)
+        name: torch.frombuffer(data, dtype=kind, count=count, offset=start + begin).reshape(shape)
         if count
         else torch.empty(shape, dtype=kind)
         for name, begin, count, shape, kind in layout.entries
@@ -348,7 +356,7 @@ def _decode_bank(body: dict[str, Tensor], name: str, shape: list[int]) -> Protot
     return PrototypeBank(flat_means.reshape(shape), flat_counts.reshape(shape[:-1]))
 
 
-def sizes(message: bytes, source: str = "message") -> Counter[str]:
+def sizes(message: Message, source: str = "message") -> Counter[str]:
     """Bytes of an encoded message by kind; they add up to its length."""
     if not message:
         return Counter()

@@ -16,7 +16,7 @@ from ..data.types import FederatedData, Samples
 from ..evaluate import Scores, Snapshot, score_client, silhouette, vote
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
-from ..wire import Bundle
+from ..wire import Bundle, Message
 from .convolution import LeanConv2d, with_convolutions
 from .local import ClientState, Outcome, Skeleton, Task, client_size, train_client
 from .optimiser import LocalSettings
@@ -53,7 +53,7 @@ class Engine(Protocol):
     dim: int
     parameters: tuple[int, ...]
 
-    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
         """Train the clients that were sent something; each client's state afterwards is kept."""
         ...
 
@@ -101,6 +101,13 @@ class PlainEngine:
         self.owner: tuple[int, ...] = (0,) * len(data.clients)
         self.parameters: tuple[int, ...] = (sum(p.numel() for p in self.skeleton.module.parameters()),)
         self.clients: MutableMapping[int, ClientState] = {}
+        self.last: tuple[Message, Bundle] | None = None
+
+    def arrived(self, message: Message, client: int) -> Bundle:
+        """What a client was sent. Most often all are sent the same object, which is decoded once."""
+        if self.last is None or self.last[0] is not message:
+            self.last = (message, wire.decode(message, f"server's message to client {client}").to(self.device))
+        return self.last[1]
 
     def _build(self, *who: int) -> Skeleton:
         with torch.random.fork_rng(devices=[]):
@@ -124,14 +131,11 @@ class PlainEngine:
         if self.method.private_model or state.optimiser or not state.memory.empty:
             self.clients[client] = state  # a dict keeps the tensors; shared memory takes a copy
 
-    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
         outcomes = {}
-        arrived: dict[int, Bundle] = {}
         for client, message in downloads.items():
-            if id(message) not in arrived:  # the same for all: decoded once
-                arrived[id(message)] = wire.decode(message, f"server's message to client {client}").to(self.device)
-            data = self.data.clients[client]
-            done = train_client(self.task, self.skeleton, self.state(client), data, arrived[id(message)], client, round)
+            data, received = self.data.clients[client], self.arrived(message, client)
+            done = train_client(self.task, self.skeleton, self.state(client), data, received, client, round)
             encoded = None if done.upload is None else wire.encode(done.upload)
             after = done.state
             if isinstance(self.clients, dict) and encoded is not None:

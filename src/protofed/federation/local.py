@@ -24,7 +24,7 @@ from ..evaluate.pseudo import tally
 from ..methods.base import Batch, Loss, Method, Pseudo, Received, Step, View
 from ..models import norm
 from ..models.base import Levels, Output
-from ..wire import Bundle
+from ..wire import Bundle, Message
 from .optimiser import LocalSettings, Optimiser
 
 EVAL_BATCH = 512
@@ -181,7 +181,7 @@ class ClientState:
 class Outcome:
     """What became of one client's round. `failure` says why there is no upload; `pseudo` counts its pseudo-labels."""
 
-    upload: bytes | None
+    upload: Message | None
     num_samples: int
     terms: Mapping[str, float]
     failure: str = ""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import ProtofedError
 from ..evaluate import Scores
-from ..wire import Bundle
+from ..wire import Bundle, Message
 from .engine import Judging, PlainEngine
 from .local import ClientState, Outcome
 
@@ -64,7 +64,7 @@ class MixedEngine:
             shares.setdefault(self.owner[client], []).append(client)
         return shares
 
-    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         for which, share in self._shares(list(downloads)).items():
             outcomes |= self.parts[which].train(round, {c: downloads[c] for c in share})

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from ..errors import ProtofedError
 from ..evaluate import Scores
-from ..wire import Bundle
+from ..wire import Bundle, Message
 from .engine import Engine, Judging
 from .local import ClientState, Outcome
 
@@ -83,7 +83,7 @@ class ScaledEngine:
     def _mine(self, clients: Sequence[int]) -> list[int]:
         return [c for c in clients if c % self.ranks == self.rank]
 
-    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
         mine = self._mine(list(downloads))
         own = self.inner.train(round, {c: downloads[c] for c in mine}) if mine else {}
         outcomes = {c: outcome for share in gather(own) for c, outcome in share.items()}

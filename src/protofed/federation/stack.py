@@ -27,7 +27,7 @@ from ..evaluate import Scores
 from ..methods.base import Batch, Pseudo, Received, Step, View
 from ..models import norm
 from ..models.base import Levels, Output
-from ..wire import Bundle
+from ..wire import Bundle, Message
 from .convolution import UnfoldConv2d, with_convolutions
 from .engine import Judging, PlainEngine, samples_of
 from .local import (
@@ -463,7 +463,7 @@ class StackEngine(PlainEngine):
             self.skeleton = Skeleton(with_convolutions(self.skeleton.module, UnfoldConv2d)) if on else self._build()
         return self
 
-    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
         arrived: dict[int, Bundle] = {}
         jobs = []
         shared: dict[int, Received] = {}

@@ -30,7 +30,7 @@ from torch import Tensor
 from .. import wire
 from ..errors import ProtofedError
 from ..evaluate import Scores
-from ..wire import Bundle
+from ..wire import Bundle, Message
 from .engine import Judging
 from .local import ClientState, Outcome, client_size
 from .mixed import Inner
@@ -142,7 +142,7 @@ class Arena:
         self.memory = reserve(ARENA)
         self.used = 0
 
-    def put(self, message: bytes) -> tuple[int, int] | bytes:
+    def put(self, message: Message) -> tuple[int, int] | Message:
         """Where the message lies; the message itself where it is small or does not fit."""
         if len(message) < PIPE or self.used + len(message) > ARENA:
             return message
@@ -151,8 +151,15 @@ class Arena:
         self.used += len(message)
         return begin, len(message)
 
-    def get(self, place: tuple[int, int] | bytes) -> bytes:
-        return place if isinstance(place, bytes) else self.memory[place[0] : place[0] + place[1]]
+    def get(self, place: tuple[int, int] | Message) -> bytes:
+        return self.memory[place[0] : place[0] + place[1]] if isinstance(place, tuple) else bytes(place)
+
+    def take(self, place: tuple[int, int] | Message) -> Message:
+        """The same as bytes of one's own, in which a message is decoded without another copy."""
+        if not isinstance(place, tuple):
+            return place
+        with memoryview(self.memory) as whole:
+            return bytearray(whole[place[0] : place[0] + place[1]])
 
 
 @dataclass
@@ -178,9 +185,10 @@ class WorkerEngine:
         self.arena = Arena()
         self.count = workers
         self.workers: list[Worker] = []
+        self.last: tuple[int, tuple[int, int] | Message, Message] | None = None  # what a worker was sent
 
     # --- the parent -----------------------------------------------------------------------------------------------
-    def train(self, round: int, downloads: Mapping[int, bytes]) -> dict[int, Outcome]:
+    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
         self.arena.used = 0
         placed: dict[int, Any] = {}
         for message in downloads.values():
@@ -296,7 +304,7 @@ class WorkerEngine:
         for client, place, extra, upload, num_samples, terms, failure, pseudo in content:
             if place:
                 self.states.commit(client, place, worker.arena.get(extra))
-            encoded = None if upload is None else worker.arena.get(upload)
+            encoded = None if upload is None else worker.arena.take(upload)
             outcomes[client] = Outcome(encoded, num_samples, terms, failure, pseudo)
         return outcomes
 
@@ -343,7 +351,7 @@ class WorkerEngine:
             return self.inner.evaluate(wire.decode(self.arena.get(message), "server's state"), clients, how)
         _, round, which, messages, extras = job
         self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in extras.items()}, {}
-        arrived = [self.arena.get(m) for m in messages]
+        arrived = [self._received(round, m) for m in messages]
         outcomes = self.inner.train(round, {c: arrived[i] for c, i in which.items()})
         replies = []
         for client, outcome in outcomes.items():
@@ -353,6 +361,12 @@ class WorkerEngine:
             about = (dict(outcome.terms), outcome.failure, dict(outcome.pseudo))
             replies.append((client, place, extra, upload, outcome.num_samples, *about))
         return replies
+
+    def _received(self, round: int, place: tuple[int, int] | Message) -> Message:
+        """A message to clients. Most often all get the same, and the worker's next client finds what the last one had."""
+        if self.last is None or self.last[:2] != (round, place):
+            self.last = (round, place, self.arena.take(place))
+        return self.last[2]
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> dict[int, ClientState]:

@@ -23,6 +23,7 @@ from ..registry import Registry
 from ..wire import Bundle
 
 View = Literal["none", "weak", "strong"]
+BLOCK = 2**16  # numbers that stay in a core's cache
 VELOCITY = "velocity/"  # before the names of the server's momentum in its state
 
 
@@ -403,9 +404,16 @@ def weighted_average(uploads: Sequence[Upload], shares: Sequence[float] | None =
             if name not in sums:
                 sums[name], totals[name] = torch.zeros(value.shape, dtype=torch.float64), 0.0
             totals[name] += share
-    for upload, share in zip(uploads, shares, strict=True):
-        for name, value in upload.content.weights.items():
-            sums[name].add_(value, alpha=share / totals[name])
+    for name, total in sums.items():
+        there = [
+            (u.content.weights[name], s) for u, s in zip(uploads, shares, strict=True) if name in u.content.weights
+        ]
+        pieces = [(value.reshape(-1).split(BLOCK), share / totals[name]) for value, share in there]
+        for place, part in enumerate(
+            total.view(-1).split(BLOCK)
+        ):  # a part stays in the cache while all are added to it
+            for values, share in pieces:
+                part.add_(values[place], alpha=share)
     kinds = {name: value.dtype for upload in uploads for name, value in upload.content.weights.items()}
     return {name: total.to(kinds[name]) for name, total in sums.items()}
 
