@@ -73,3 +73,11 @@ def test_integers_of_any_kind_name_the_same_stream() -> None:
     assert seeds.derive(5, "client", torch.tensor(3)) == plain  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         seeds.derive(5, "client", 3.0)  # type: ignore[arg-type]
+
+
+def test_the_stream_of_dropout_is_that_of_its_purpose():
+    with torch.random.fork_rng(devices=[]):
+        seeds.start_default_stream(torch.device("cpu"), 7, "dropout", 3, 1)
+        mine = torch.rand(4)
+        torch.manual_seed(seeds.derive(7, "dropout", 3, 1))
+        assert torch.equal(mine, torch.rand(4))

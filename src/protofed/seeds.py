@@ -26,5 +26,13 @@ def torch_stream(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
+def start_default_stream(device: torch.device, seed: int, *purpose: str | int) -> None:
+    """Start the stream that dropout draws from."""
+    if device.type == "cpu":  # torch.manual_seed looks after accelerators too, which takes as long as a small step
+        torch.default_generator.manual_seed(derive(seed, *purpose))
+    else:
+        torch.manual_seed(derive(seed, *purpose))
+
+
 def numpy_stream(seed: int, *purpose: str | int) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *purpose))

@@ -297,7 +297,7 @@ def train_client(
     guesses: list[Pseudo] = []
     guessed: list[Tensor] = []
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.derive(task.seed, "dropout", client, round))
+        seeds.start_default_stream(data.labelled.x.device, task.seed, "dropout", client, round)
         for step, batch in _batches(task, skeleton, data, client, round):
             with one_sample_is_too_few(client):
                 terms, pseudo = as_loss(method.client_loss(network, batch, has, round))

@@ -206,7 +206,7 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
     guessed: list[list[Tensor]] = [[] for _ in jobs]
     module.train()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seeds.derive(task.seed, "dropout", jobs_sorted[0].client, round))
+        seeds.start_default_stream(device, task.seed, "dropout", jobs_sorted[0].client, round)
         for s in range(plan.counts[0]):
             active = sum(count > s for count in plan.counts)
             for rows, widths in _groups(plan.sizes(s, active), alone):
