@@ -122,7 +122,7 @@ def damaged(**changes: object) -> dict[str, object]:
         ("[]", "should be an object"),
         ({"round": 7, "classes": []}, "clients is missing"),
         (damaged(clients={}), "clients={}"),
-        (damaged(clients={"a": {"head": [[0, 0, 1]]}}), "clients.a.prototype is missing"),
+        (damaged(clients={"a": {}}), "neither head nor prototype is there"),
         (damaged(clients={"a": {"head": [[0, 0]], "prototype": [[0, 0, 1]]}}), "clients.a.head.0.2 is missing"),
         (damaged(clients={"a": {"head": [[0, -1, 1]], "prototype": [[0, 0, 1]]}}), "clients.a.head.0.1=-1"),
         (damaged(clients={"a": {"head": [[0, 0, 0]], "prototype": [[0, 0, 1]]}}), "clients.a.head.0.2=0"),
@@ -273,13 +273,25 @@ def test_mistakes_on_the_command_line_are_one_line(call, tmp_path):
 
 
 # --- a method without a head ------------------------------------------------------------------------------------------
-def test_a_run_without_a_head_shows_what_is_there(call, tmp_path):
-    clients = {name: {"prototype": rows["prototype"]} for name, rows in STORED["clients"].items()}
-    folder = folder_with(tmp_path / "headless", {**STORED, "clients": clients})
-    assert read_confusions(folder).by == "prototype"
-    assert cells(read_confusions(folder)) == cells(read_confusions(folder, "prototype"))
+@pytest.mark.parametrize(("there", "missing"), [("prototype", "head"), ("head", "prototype")])
+def test_a_run_without_a_head_or_without_prototypes_shows_what_is_there(call, tmp_path, there, missing):
+    clients = {name: {there: rows[there]} for name, rows in STORED["clients"].items()}
+    folder = folder_with(tmp_path / "half", {**STORED, "clients": clients})
+    assert read_confusions(folder).by == there
+    assert cells(read_confusions(folder)) == cells(read_confusions(folder, there))
     code, out, _ = call("confusion", folder)
-    assert code == 0 and "by prototype" in out and (folder / "confusion-prototype.png").is_file()
-    code, _, err = call("confusion", folder, "--by", "head")
+    assert code == 0 and f"by {there}" in out and (folder / f"confusion-{there}.png").is_file()
+    code, _, err = call("confusion", folder, "--by", missing)
     assert code != 0 and len(err.strip().splitlines()) == 1
-    assert "headless: no predictions by head, as this method trains none; use --by prototype" in err
+    assert f"half: no predictions by {missing}, as this method has none; use --by {there}" in err
+
+
+def test_a_file_without_predictions_is_refused(tmp_path):
+    clients = {name: {} for name in STORED["clients"]}
+    with pytest.raises(ProtofedError, match="neither head nor prototype"):
+        read_confusions(folder_with(tmp_path / "none", {**STORED, "clients": clients}))
+    first, *others = STORED["clients"]
+    mixed = {first: {"head": STORED["clients"][first]["head"]}}
+    mixed |= {name: {"prototype": STORED["clients"][name]["prototype"]} for name in others}
+    with pytest.raises(ProtofedError, match="neither head nor prototype is there for all clients"):
+        read_confusions(folder_with(tmp_path / "mixed", {**STORED, "clients": mixed}))

@@ -71,8 +71,12 @@ def test_methods_learn(method):
     result = pf.run(method, **{**SMALL, "data": blobs(), **changes, **labels_for(method)})
     chance = 1 / 4
     assert result.accuracy > chance + 0.25
-    if not labels_for(method) or "bank" in methods.registry[method].travels:  # else nobody who predicts has prototypes
+    if not labels_for(method) or "bank" in methods.registry[method].travels:
         assert result.accuracy_prototype > 0.7
+        assert "prototype" in repr(result)
+    else:  # nobody who predicts has prototypes
+        assert result.accuracy_prototype is None and "prototype" not in repr(result)
+        assert all("prototype" not in key for row in (*result.metrics, result.summary["last_five"]) for key in row)
 
 
 def test_fedsap_mechanisms_switch_off(tiny):

@@ -20,6 +20,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from .evaluate.accuracy import KINDS
 from .experiment.compare import Progress as CellProgress
 from .federation import Record, scale
 
@@ -88,8 +89,8 @@ class RunWatch:
 
     def __call__(self, record: Record, rounds: int) -> None:
         if record.metrics:
-            head, bank = record.metrics.get("accuracy_head"), record.metrics["accuracy_prototype"]
-            self.accuracy = ("" if head is None else f"head {head:6.2%}  ") + f"prototype {bank:6.2%}  "
+            ways = {kind: record.metrics.get(f"accuracy_{kind}") for kind in KINDS}
+            self.accuracy = "".join(f"{kind} {value:6.2%}  " for kind, value in ways.items() if value is not None)
         note = f"{self.accuracy}loss {record.loss:.4f}"
         if self.progress is not None:
             self.progress.update(self.task, total=rounds, completed=record.round, note=note)

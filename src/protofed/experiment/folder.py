@@ -216,11 +216,10 @@ def metrics_row(record: Record, dropped: int) -> dict[str, Any]:
 
 def client_row(record: Record) -> dict[str, Any]:
     scores = record.scores or []
-    head = {"accuracy_head": [s.accuracy_head for s in scores]} if "accuracy_head" in record.metrics else {}
+    ways = [f"accuracy_{kind}" for kind in KINDS if f"accuracy_{kind}" in record.metrics]
     return {
         "round": record.round,
-        **head,
-        "accuracy_prototype": [s.accuracy_prototype for s in scores],
+        **{way: [getattr(s, way) for s in scores] for way in ways},
         "samples": [s.samples for s in scores],
     }
 

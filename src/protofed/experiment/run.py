@@ -53,8 +53,10 @@ class Result:
         return None if value is None else float(value)
 
     @property
-    def accuracy_prototype(self) -> float:
-        return float(self.summary["last_five"]["accuracy_prototype"])
+    def accuracy_prototype(self) -> float | None:
+        """By nearest prototype; none where there are no prototypes."""
+        value = self.summary["last_five"].get("accuracy_prototype")
+        return None if value is None else float(value)
 
     def _source(self) -> Any:
         from ..report.figures import in_memory
@@ -93,8 +95,9 @@ class Result:
 
     def __repr__(self) -> str:
         where = f", folder={str(self.folder)!r}" if self.folder else ""
-        head = "" if self.accuracy_head is None else f"head {self.accuracy_head:.2%}, "
-        return f"Result({self.settings.method.name}: {head}prototype {self.accuracy_prototype:.2%}{where})"
+        ways = {"head": self.accuracy_head, "prototype": self.accuracy_prototype}
+        said = ", ".join(f"{kind} {value:.2%}" for kind, value in ways.items() if value is not None)
+        return f"Result({self.settings.method.name}: {said}{where})"
 
 
 def prepare_data(settings: Settings) -> FederatedData:

@@ -102,6 +102,7 @@ class Federation:
             )
             for start in engine.starts
         ]
+        self.kinds = _ways_to_predict(method, data)
         self.state = method.server_start(self.setup)
         self.round = 0
         if ensemble and data.central_test is None:
@@ -209,7 +210,7 @@ class Federation:
 
     def _evaluate(self, record: Record) -> None:
         everyone = range(len(self.data.clients))
-        kinds = KINDS if self.method.trains_head else ("prototype",)
+        kinds = self.kinds
         about = (self.data.class_values, self.architectures, self.method.predicts, kinds)
         record.snapshot = record.round in self.pictured
         how = replace(self.judging, snapshot=record.snapshot)
@@ -225,6 +226,13 @@ class Federation:
             best = summarise(record.validation, own=self.method.predicts, kinds=kinds)
             record.metrics |= {f"validation_{kind}": best[f"accuracy_{kind}"] for kind in kinds}
             record.metrics["validation"] = best["accuracy"]
+
+
+def _ways_to_predict(method: Method, data: FederatedData) -> tuple[str, ...]:
+    """By head, unless none is trained; by prototype, unless neither the server nor a client ever has one."""
+    exchanged = any(part.partition(".")[0] in ("bank", "banks") for part in method.travels)
+    prototypes = exchanged or method.predicts == "prototype" or any(len(c.labelled) for c in data.clients)
+    return tuple(kind for kind, there in zip(KINDS, (method.trains_head, prototypes), strict=True) if there)
 
 
 def _spread(rounds: int, every: int, number: int) -> frozenset[int]:

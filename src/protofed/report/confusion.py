@@ -33,10 +33,16 @@ Rows = Annotated[list[tuple[Index, Index, Times]], pydantic.Field(min_length=1)]
 
 
 class _Client(pydantic.BaseModel):
-    """A method that trains no head has no rows by head."""
+    """A method that trains no head has no rows by head, one without prototypes none by prototype."""
 
     head: Rows | None = None
-    prototype: Rows
+    prototype: Rows | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _one_at_least(self) -> _Client:
+        if self.head is None and self.prototype is None:
+            raise ValueError("neither head nor prototype is there")
+        return self
 
 
 class _File(pydantic.BaseModel):
@@ -49,7 +55,7 @@ class _File(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _every_class_is_there(self) -> _File:
-        top = max(max(row[:2]) for c in self.clients.values() for row in (*(c.head or ()), *c.prototype))
+        top = max(max(row[:2]) for c in self.clients.values() for row in (*(c.head or ()), *(c.prototype or ())))
         for key, those in (("classes", self.classes), ("values", self.values)):
             if those and len(those) <= top:
                 raise ValueError(f"{key} has {len(those)} entries, and a row names class {top}")
@@ -65,6 +71,7 @@ class Confusions:
     names: Sequence[str]
     values: Sequence[float]
     clients: dict[str, Confusion]
+    ways: Sequence[By] = ("head", "prototype")  # that were stored
 
     def name(self, c: int) -> str:
         return self.names[c] if self.names else str(c)
@@ -94,12 +101,15 @@ def read_confusions(folder: Path, by: By | None = None) -> Confusions:
         raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{file}: not readable ({first_problem(error)})") from None
-    headless = any(client.head is None for client in stored.clients.values())
-    if headless and by == "head":
-        raise ProtofedError(f"{folder}: no predictions by head, as this method trains none; use --by prototype")
-    by = by or ("prototype" if headless else "head")
+    ways: tuple[By, ...] = ("head", "prototype")
+    ways = tuple(way for way in ways if all(getattr(client, way) is not None for client in stored.clients.values()))
+    if not ways:
+        raise ProtofedError(f"{file}: not readable (neither head nor prototype is there for all clients)")
+    if by is not None and by not in ways:
+        raise ProtofedError(f"{folder}: no predictions by {by}, as this method has none; use --by {ways[0]}")
+    by = by or ways[0]
     clients = {name: Confusion(np.array(getattr(client, by))) for name, client in stored.clients.items()}
-    return Confusions(stored.round, by, stored.classes, stored.values, clients)
+    return Confusions(stored.round, by, stored.classes, stored.values, clients, ways)
 
 
 def most_frequent(confusion: Confusion) -> tuple[int, int, int, int] | None:

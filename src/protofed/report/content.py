@@ -306,7 +306,7 @@ def _classes(run: Run) -> Content | None:
     head = run.confusions()  # of a method that trains no head, those by prototype
     if head is None:
         return None
-    ways = [head] if head.by == "prototype" else [head, *filter(None, [run.confusions("prototype")])]
+    ways = [head, *filter(None, [run.confusions(by) for by in head.ways if by != head.by])]
     rows = [c.rows for way in ways for c in way.clients.values()]
     size = max(1 + max(int(r[:, :2].max()) for r in rows), len(head.names))
     clients = list(head.clients)[:MOST_CLIENTS]

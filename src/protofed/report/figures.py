@@ -93,7 +93,7 @@ def plot_clients(source: Source, run: str | None = None, by: By | None = None, w
     by = by or ("head" if "accuracy_head" in chosen.clients[-1] else "prototype")
     rows = [row for row in chosen.clients if len(row["samples"]) == number_of and f"accuracy_{by}" in row]
     if not rows:
-        raise ProtofedError(f"{chosen.path}: no accuracy by {by}, as this method trains none")
+        raise ProtofedError(f"{chosen.path}: no accuracy by {by}, as this method has none")
     shares = np.array([[100 * (number({"v": v}, "v") or 0.0) for v in row[f"accuracy_{by}"]] for row in rows]).T
     with rc_context(STYLE):
         height = min(1.0 + 0.11 * number_of, 1.6 * WIDTHS[width])

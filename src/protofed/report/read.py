@@ -25,7 +25,7 @@ else:
     import tomli as tomllib
 
 SEED = re.compile(r"(.+)-seed(\d+)")
-LISTS = ("accuracy_prototype", "samples")  # of clients.jsonl; a method that trains no head has no `accuracy_head`
+WAYS = ("accuracy_head", "accuracy_prototype")  # of clients.jsonl, one at least
 JsonRow = dict[str, Any]
 
 
@@ -228,8 +228,9 @@ def _rows(file: Path, notes: list[str], fits: Callable[[JsonRow], bool] | None =
 
 
 def _is_client_row(row: JsonRow) -> bool:
-    lists = [row.get(key) for key in (*LISTS, *(key for key in ("accuracy_head",) if key in row))]
-    if not all(isinstance(values, list) and values for values in lists):
+    ways = [key for key in WAYS if key in row]
+    lists = [row.get(key) for key in (*ways, "samples")]
+    if not ways or not all(isinstance(values, list) and values for values in lists):
         return False
     return len({len(values) for values in lists if values}) == 1
 
