@@ -179,7 +179,8 @@ class OwnBatch(Contender):
 
     @property
     def about(self) -> str:
-        return f"{len(self.models.pipes)} processes, {self.models.layout}, allocator keeps its pages"
+        count = len(self.models.pipes)
+        return f"{count} process{'es' if count > 1 else ''}, {self.models.layout}, allocator keeps its pages"
 
     def run(self) -> Reply:
         began = time.perf_counter()
