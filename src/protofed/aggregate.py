@@ -18,13 +18,13 @@ from .bank import TINY, PrototypeBank, unit
 def mean(banks: PrototypeBank) -> PrototypeBank:
     """Unweighted mean over the clients that hold a class: FedSAP Eq. 2."""
     holders = banks.known.to(banks.means.dtype)
-    return PrototypeBank(_over(_sum(banks), holders.sum(0)), banks.counts.sum(0))
+    return PrototypeBank(over(total(banks), holders.sum(0)), banks.counts.sum(0))
 
 
 def weighted_mean(banks: PrototypeBank) -> PrototypeBank:
     """Mean over the clients, weighted by their counts: FedProto Eq. 6, Fed-ARPL Eq. 6."""
     counts = banks.counts.to(banks.means.dtype)
-    return PrototypeBank(_over(_sum(banks, counts), counts.sum(0)), banks.counts.sum(0))
+    return PrototypeBank(over(total(banks, counts), counts.sum(0)), banks.counts.sum(0))
 
 
 def normalised_mean(banks: PrototypeBank) -> PrototypeBank:
@@ -93,7 +93,7 @@ def refine(
     """
     known = start.known[..., None]
     w = torch.where(known, start.means, 0.0)  # an unknown class is a zero row: it has no cosine and gets no gradient
-    agreed = torch.where(known, _sum(banks), 0.0)  # all the agreement term needs of the clients is Σ_k p_kc
+    agreed = torch.where(known, total(banks), 0.0)  # all the agreement term needs of the clients is Σ_k p_kc
     velocity = torch.zeros_like(w)
     for _ in range(steps):
         u = unit(w)
@@ -203,8 +203,8 @@ def trimmed_mean(banks: PrototypeBank, trim: float = 0.1) -> PrototypeBank:
     cut = (trim * holders.double() + 1e-9).long()  # 0.29 · 100 must not fall just below 29
     rank = torch.arange(len(ordered), device=ordered.device)[:, None]
     kept = (rank >= cut) & (rank < holders - cut)  # [N, C]
-    total = torch.where(kept[..., None], ordered, 0.0).sum(0)
-    return PrototypeBank(_over(total, kept.sum(0)), banks.counts.sum(0))
+    kept_sum = torch.where(kept[..., None], ordered, 0.0).sum(0)
+    return PrototypeBank(over(kept_sum, kept.sum(0)), banks.counts.sum(0))
 
 
 def _sorted(banks: PrototypeBank) -> tuple[Tensor, Tensor]:
@@ -220,11 +220,12 @@ def _known_means(banks: PrototypeBank) -> Tensor:
     return torch.where(banks.known[..., None], banks.means, 0.0)
 
 
-def _sum(banks: PrototypeBank, weight: Tensor | None = None) -> Tensor:
-    """Sum over the clients that hold each class."""
+def total(banks: PrototypeBank, weight: Tensor | None = None) -> Tensor:
+    """The sum `[C, d]` over the clients that hold each class, each weighted by `weight[N, C]` where that is given."""
     means = _known_means(banks)
     return (means if weight is None else means * weight[..., None]).sum(0)
 
 
-def _over(total: Tensor, number: Tensor) -> Tensor:
-    return total / torch.where(number > 0, number, 1)[:, None]
+def over(summed: Tensor, number: Tensor) -> Tensor:
+    """Sums `[C, d]` divided by how many stand behind each class; a class without any stays as it is."""
+    return summed / torch.where(number > 0, number, 1)[:, None]

@@ -17,7 +17,10 @@ TINY = 1e-12
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows on the unit sphere; a zero row stays zero, and its gradient stays finite."""
+    """Rows on the unit sphere; a zero row stays zero, and its gradient stays finite. Half precision is computed in single,
+    as the square of a small number would be 0 in it."""
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return unit(x.float()).to(x.dtype)
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True).clamp_min(TINY))
 
 
@@ -72,6 +75,10 @@ class PrototypeBank:
         if self.means.ndim < 3:
             raise IndexError("a single bank has no leading axis to index; use .means and .counts")
         return PrototypeBank(self.means[index], self.counts[index])
+
+    def joined(self, other: PrototypeBank) -> PrototypeBank:
+        """Two stacks as one."""
+        return PrototypeBank(torch.cat([self.means, other.means]), torch.cat([self.counts, other.counts]))
 
     def normalised(self) -> PrototypeBank:
         """Known prototypes on the unit sphere."""

@@ -29,14 +29,16 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, type[T]] = {}
+        self.papers: dict[str, str] = {}
 
-    def register(self, name: str, *aliases: str) -> Callable[[C], C]:
-        """Class decorator: `@register("fedproto")` above a frozen dataclass."""
+    def register(self, name: str, *aliases: str, paper: str = "") -> Callable[[C], C]:
+        """Class decorator: `@register("fedproto", paper="Tan et al., AAAI 2022")` above a frozen dataclass."""
 
         def add(entry: C) -> C:
             if not dataclasses.is_dataclass(entry):
                 raise TypeError(f"{self.kind} {name!r} must be a dataclass; its fields are its settings")
             entry.name = name  # type: ignore[attr-defined]
+            self.papers[name] = paper
             for key in (name, *aliases):
                 self._entries[_key(key)] = entry  # type: ignore[assignment]
             return entry
@@ -66,6 +68,40 @@ class Registry(Generic[T]):
         return coerce(entry, dict(options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
 
 
+def parse_choice(text: str, kind: str) -> tuple[str, dict[str, str]]:
+    """`name?key=value&key=value`: a name and options, as text."""
+    name, _, query = text.partition("?")
+    options: dict[str, str] = {}
+    for pair in filter(None, query.split("&")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ProtofedError(f"{kind} {text!r}: expected key=value after '?', got {pair!r}")
+        options[key] = value
+    return name, options
+
+
+def parse_part(registry: Registry[T], text: str) -> T:
+    """An entry as a person writes it in a setting: `trimmed?share=0.2`."""
+    return registry.make(*parse_choice(text, registry.kind))
+
+
+def as_text(part: Any) -> str:
+    """A part as a person would write it: its name and all its settings."""
+    options = "&".join(f"{f.name}={getattr(part, f.name)}" for f in dataclasses.fields(part))
+    return f"{part.name}?{options}" if options else part.name
+
+
+def as_options(entry: Any) -> dict[str, Any]:
+    """The settings of an entry as plain values: a part as text, a schedule as a mapping."""
+    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+    for name, value in values.items():
+        if isinstance(getattr(type(value), "registry", None), Registry):
+            values[name] = as_text(value)
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            values[name] = dataclasses.asdict(value)
+    return values
+
+
 def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
     """Make a dataclass from loosely typed options, or say in one line which one is wrong. Unknown keys are errors."""
     try:
@@ -89,6 +125,9 @@ def first_problem(error: pydantic.ValidationError) -> str:
 def _prepare(hint: Any, value: Any, owner: str) -> Any:
     """What pydantic does not do: refuse unknown keys at every depth, and read what a command line can only say as text,
     `none`, and `64,32` or `64` for a tuple."""
+    parts = getattr(hint, "registry", None)
+    if isinstance(parts, Registry) and isinstance(value, str):
+        return parse_part(parts, value)
     choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes = [t for t in choices if isinstance(t, type) and dataclasses.is_dataclass(t)]
     if classes and isinstance(value, Mapping):

@@ -66,6 +66,15 @@ class Ramp:
         return [self(t) for t in range(1, rounds + 1)]
 
 
+Weight = float | Ramp
+"""The weight of a loss term: a number, or a schedule over the rounds."""
+
+
+def weight_at(weight: Weight, round: int) -> float:
+    """A term's weight in a round: `weight_at(0.5, 7)` is 0.5."""
+    return weight(round) if isinstance(weight, Ramp) else weight
+
+
 def ramp(shape: str, start: int, end: int, maximum: float) -> Ramp:
     """`ramp("linear", 20, 100, 0.7)` is FedSAP's schedule, `ramp("cosine", 0, 50, 1.0)` FedAPA's."""
     return Ramp(shape, start, end, maximum)

@@ -77,7 +77,7 @@ class Scores:
     `silhouette` and `snapshot` describe its embedding space, where that was asked for."""
 
     by_head: Confusion
-    by_prototype: Confusion
+    by_prototype: Confusion | None  # none where the client neither has nor was sent a prototype
     votes: np.ndarray | None = field(default=None, compare=False)
     silhouette: float | None = None
     snapshot: Snapshot | None = field(default=None, compare=False)
@@ -88,7 +88,7 @@ class Scores:
 
     @property
     def prototype(self) -> int:
-        return self.by_prototype.correct
+        return 0 if self.by_prototype is None else self.by_prototype.correct
 
     @property
     def samples(self) -> int:
@@ -104,8 +104,9 @@ class Scores:
 
 
 def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> Scores:
-    """The head chooses among all classes; the bank among the classes it knows."""
-    return Scores(Confusion.of(y, logits.argmax(-1)), Confusion.of(y, prototype_scores(z, bank).argmax(-1)))
+    """The head chooses among all classes; the bank among the classes it knows, and not at all where it knows none."""
+    by_prototype = Confusion.of(y, prototype_scores(z, bank).argmax(-1)) if bool(bank.known.any()) else None
+    return Scores(Confusion.of(y, logits.argmax(-1)), by_prototype)
 
 
 def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:

@@ -12,6 +12,8 @@ from .. import models
 from ..data.types import FederatedData
 from ..errors import ProtofedError
 from ..models import Bert, ModelSpec, Projected
+from ..models.decomposed import Halved
+from ..registry import parse_choice
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -21,15 +23,9 @@ IMAGES, OTHERS = 512, 128  # FedPAGR's widths of the common space, for images an
 
 def parse(entry: str) -> tuple[str, dict[str, Any]]:
     """`name`, `name?key=value&key=value` or `bert:PATH?…`: a model's name and its options."""
-    name, _, query = entry.partition("?")
+    name, options = parse_choice(entry, "model")
     name, colon, path = name.partition(":")
-    options: dict[str, Any] = {"path": path} if colon else {}
-    for pair in filter(None, query.split("&")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ProtofedError(f"model {entry!r}: expected key=value after '?', got {pair!r}")
-        options[key] = value
-    return name, options
+    return name, {**({"path": path} if colon else {}), **options}
 
 
 def make(entry: str) -> ModelSpec:
@@ -88,6 +84,9 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
     kind, dim = _projection(settings, data, specs)
     if kind != "none":
         specs = [Projected(spec, kind, dim, g.projection_dropout) for spec in specs]  # type: ignore[arg-type]
+    halves = settings.method.predict.halves
+    if halves is not None:
+        specs = [Halved(spec, halves) for spec in specs]
     return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim)
 
 
@@ -112,7 +111,7 @@ def _projection(settings: Settings, data: FederatedData, specs: Sequence[ModelSp
     kind: str = settings.general.projection
     dim = settings.general.dim
     if kind == "auto":
-        kind = settings.method.projection
+        kind = "consensus" if settings.method.predict.space == "consensus" else "none"
         if kind == "none" and (len(specs) > 1 or dim):
             kind = "linear"
     if kind == "none" and dim:

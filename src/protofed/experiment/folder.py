@@ -264,7 +264,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     measures = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measures:
         summary["measures"] = {k: measures[-1][k] for k in measures[-1]}
-    note = settings.method.closing_note(federation.state, federation.round)
+    note = settings.method.describe(federation.state, federation.round).note
     if note:
         summary["notes"] = [note]
     for direction in ("up", "down"):

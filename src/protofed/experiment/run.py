@@ -17,8 +17,9 @@ from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import EngineSettings, Plan, cores, make_engine, threads_kept
+from ..federation.filters import Filter
 from ..federation.rounds import participants_per_round
-from ..methods.base import Method
+from ..registry import parse_part
 from ..report.track import Tracker, tracker
 from .architectures import architectures, capabilities
 from .folder import History, RunFolder, summarise
@@ -140,7 +141,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         scale.begin()
     data = prepare_data(settings)
     method = settings.method
-    if method.views or (method.labelled_view, method.server_view) != ("none", "none"):
+    if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
         data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
         check_device(g.device)
@@ -149,14 +150,10 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         settings = replace(settings, model=settings.model.for_data(data))
     per_round = participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
-    if g.choice == "diverse" and type(settings.method).client_banks is Method.client_banks:
-        name = settings.method.name
-        raise ProtofedError(
-            f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {name} does not"
-        )
-    plan = Plan(settings.method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round)
+    filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
+    plan = Plan(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
     wanted = settings.engine
-    if not method.asks_clients and not wanted.settled(len(mix.specs)):  # no client's training to measure
+    if not method.exchange.asks_clients and not wanted.settled(len(mix.specs)):  # no client's training to measure
         wanted = EngineSettings("loop", "loop", "contiguous", "grouped", 1, wanted.threads or cores())
     engine, chosen = make_engine(plan, wanted)
     settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
@@ -175,6 +172,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         architectures=mix.of_clients,
         silhouette=g.silhouette,
         snapshots=g.snapshots,
+        filters=filters,
     )
     return settings, federation
 

@@ -26,10 +26,12 @@ from ..data.sources import is_table
 from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation.choose import Convolution, EngineSettings, Inner, Layout
+from ..federation.filters import Filter
 from ..federation.optimiser import LocalSettings
 from ..methods.base import Method
+from ..methods.parts import Reduce
 from ..models.base import ModelSpec
-from ..registry import Registry, first_problem
+from ..registry import Registry, as_options, as_text, first_problem, parse_part
 from . import architectures
 
 if sys.version_info >= (3, 11):
@@ -45,6 +47,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 IN_MEMORY = "in-memory"
+PARTS = ("exchange", "feed", "reduce", "predict", "teacher")  # of a method; some are settings of some methods
 
 
 class General(pydantic.BaseModel):
@@ -117,6 +120,9 @@ class General(pydantic.BaseModel):
     open_share: float = pydantic.Field(
         0.5, gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"
     )
+    filters: tuple[str, ...] = pydantic.Field(
+        (), description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"
+    )
     # views of samples, for methods that learn from unlabelled ones
     augmentation: AugmentKind = pydantic.Field(
         "auto", description="what samples are to it: auto (by the data), none, image, csi, features or tokens"
@@ -161,7 +167,7 @@ class General(pydantic.BaseModel):
     workers: int = pydantic.Field(0, ge=0, le=512, description="worker processes; 0: as many as cores")
     threads: int = pydantic.Field(0, ge=0, le=512, description="torch threads of one process; 0: chosen by measurement")
 
-    @pydantic.field_validator("models", "capability", mode="before")
+    @pydantic.field_validator("models", "capability", "filters", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -225,7 +231,7 @@ class Settings:
             elif isinstance(choice, AutoModel):
                 result[kind] = {"name": choice.name, **choice.options}
             else:
-                result[kind] = {"name": choice.name, **dataclasses.asdict(choice)}
+                result[kind] = {"name": choice.name, **as_options(choice)}
         return _without_none(result)
 
     def to_toml(self) -> str:
@@ -330,6 +336,9 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     _ = settings.local  # keys that contradict each other are known before anything runs
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong one is known before anything runs
+    for entry in settings.general.filters:
+        parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name)
+    settings.method.reduce.check(settings.method.exchange, settings.method.name)
     return settings
 
 
@@ -362,6 +371,8 @@ def _flatten(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in given.items():
         if isinstance(value, Mapping):
             flat |= _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, Reduce):
+            flat[f"{prefix}{key}"] = as_text(value)
         elif dataclasses.is_dataclass(value) and not isinstance(value, type | Dataset):
             flat |= _flatten(dataclasses.asdict(value), f"{prefix}{key}.")
         else:
@@ -400,6 +411,11 @@ def _place(key: str, known: Mapping[str, set[str]], method: str, others: Mapping
         raise ProtofedError(f"{head!r} is a setting of {' and '.join(owners)}: write {owners[0]}.{key} for one of them")
     if any(head in names for names in others.values()):
         return "", ""
+    if head in PARTS:
+        having = [name for name in methods.available() if head in methods.registry.options(name)]
+        raise ProtofedError(
+            f"{key}: the {head} of {method} is fixed by the method; it is a setting of {', '.join(having) or 'none'}"
+        )
     choices = {*General.model_fields, *REGISTRIES, *(n for names in known.values() for n in names)}
     raise unknown("setting", key, choices | {n for names in others.values() for n in names})
 
@@ -420,7 +436,11 @@ def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> d
         spec = fields.get(key)
         if spec is None:
             continue
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(spec.default):
+        if (
+            isinstance(value, Mapping)
+            and dataclasses.is_dataclass(spec.default)
+            and not isinstance(spec.default, Reduce)
+        ):
             defaults = dataclasses.asdict(spec.default)  # type: ignore[arg-type]
             for part in value:
                 if part not in defaults:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -20,12 +20,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from .. import wire
+from ..bank import PrototypeBank
 from ..errors import ProtofedError
 from . import scale
 from .local import ClientState
 from .rounds import Federation
 
-FORMAT = 1
+FORMAT = 2
 
 
 def save(federation: Federation, folder: Path) -> None:
@@ -37,11 +38,13 @@ def save(federation: Federation, folder: Path) -> None:
     work = folder / f".{name}.tmp"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    _write(work / "server.safetensors", wire.encode(federation.state))
-    keep_weights = federation.method.private_model
-    clients = {k: v for c, state in states.items() for k, v in _pack(c, state, keep_weights)}
+    tensors: dict[str, Tensor] = {}
+    tree = packed(federation.state, "", tensors)
+    _write(work / "server.safetensors", safetensors.torch.save(tensors))
+    clients = {k: v for c, state in states.items() for k, v in _pack(c, state)}
     _write(work / "clients.safetensors", safetensors.torch.save(clients))
-    _write(work / "state.json", json.dumps({"format": FORMAT, "round": federation.round}, indent=1).encode())
+    about = {"format": FORMAT, "round": federation.round, "server": tree}
+    _write(work / "state.json", json.dumps(about, indent=1).encode())
     final = folder / name
     shutil.rmtree(final, ignore_errors=True)
     work.rename(final)
@@ -55,7 +58,7 @@ def save(federation: Federation, folder: Path) -> None:
 @dataclass(frozen=True)
 class Saved:
     round: int
-    server: bytes
+    server: Any
     clients: dict[int, ClientState]
 
 
@@ -64,7 +67,7 @@ def load(federation: Federation, folder: Path) -> None:
     saved = scale.on_first(lambda: _read(federation, folder))
     if saved is not None:
         federation.round = saved.round
-        federation.state = wire.decode(saved.server, f"{folder}: server state")
+        federation.state = saved.server
         federation.engine.restore(saved.clients)
 
 
@@ -77,42 +80,75 @@ def _read(federation: Federation, folder: Path) -> Saved | None:
         state = json.loads((place / "state.json").read_text())
         if state.get("format") != FORMAT:
             raise ProtofedError(f"{place}: checkpoint format {state.get('format')!r}; this version reads {FORMAT}")
-        server = (place / "server.safetensors").read_bytes()
-        wire.decode(server, str(place / "server.safetensors"))
+        tensors = safetensors.torch.load_file(place / "server.safetensors")
+        server = type(federation.state)(**unpacked(state["server"], tensors))
         clients = _unpack(place / "clients.safetensors", federation)
         return Saved(int(state["round"]), server, clients)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ProtofedError(f"{folder}: unreadable checkpoint ({type(error).__name__}: {error})") from None
 
 
-def _pack(client: int, state: ClientState, keep_weights: bool) -> Iterator[tuple[str, Tensor]]:
-    parts = {"weights": state.weights if keep_weights else {}, "optimiser": state.optimiser}
-    for part, tensors in parts.items():
-        for name, value in tensors.items():
-            yield f"{client}/{part}/{name}", value.contiguous()
-    if not state.memory.empty:
-        yield f"{client}/memory/", torch.frombuffer(bytearray(wire.encode(state.memory)), dtype=torch.uint8)
+def packed(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """A server's state as JSON, with its tensors put aside by name."""
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"$tensor": path}
+    if isinstance(value, PrototypeBank):
+        return {
+            "$bank": [packed(value.means, f"{path}/means", tensors), packed(value.counts, f"{path}/counts", tensors)]
+        }
+    if is_dataclass(value):
+        return {f.name: packed(getattr(value, f.name), f"{path}/{f.name}", tensors) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {"$map": [[key, packed(v, f"{path}/{key}", tensors)] for key, v in value.items()]}
+    if isinstance(value, tuple | list):
+        return [packed(v, f"{path}/{k}", tensors) for k, v in enumerate(value)]
+    return value
+
+
+def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `packed` made JSON of; of the state itself, its fields by name."""
+    if isinstance(tree, list):
+        return tuple(unpacked(v, tensors) for v in tree)
+    if not isinstance(tree, dict):
+        return tree
+    if "$tensor" in tree:
+        return tensors[tree["$tensor"]]
+    if "$bank" in tree:
+        return PrototypeBank(*(unpacked(v, tensors) for v in tree["$bank"]))
+    if "$map" in tree:
+        return {key: unpacked(v, tensors) for key, v in tree["$map"]}
+    return {name: unpacked(v, tensors) for name, v in tree.items()}
+
+
+def _pack(client: int, state: ClientState) -> Iterator[tuple[str, Tensor]]:
+    for name, value in state.weights.items():
+        yield f"{client}/weights/{name}", value.contiguous()
+    if state.bank is not None:
+        yield f"{client}/bank/means", state.bank.means.contiguous()
+        yield f"{client}/bank/counts", state.bank.counts.contiguous()
+    beside = wire.encode(state.beside_weights())
+    if beside or not state.weights:
+        yield f"{client}/beside/", torch.frombuffer(bytearray(beside), dtype=torch.uint8)
 
 
 def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:
-    engine = federation.engine
-    clients: dict[int, ClientState] = {}
-    weights: dict[int, dict[str, Tensor]] = defaultdict(dict)
+    parts: dict[int, dict[str, dict[str, Tensor]]] = {}
     for key, value in safetensors.torch.load_file(file).items():
         client, part, name = key.split("/", 2)
-        start = engine.starts[engine.owner[int(client)]]
-        state = clients.setdefault(int(client), ClientState({}))
-        if part == "memory":
-            state.memory = wire.decode(value.numpy().tobytes(), f"{file}: client {client}")
-        elif part == "optimiser":
-            state.optimiser[name] = value
-        elif name not in start or start[name].shape != value.shape:
+        parts.setdefault(int(client), {}).setdefault(part, {})[name] = value
+    return {client: _state(file, client, own, federation) for client, own in parts.items()}
+
+
+def _state(file: Path, client: int, parts: Mapping[str, Mapping[str, Tensor]], federation: Federation) -> ClientState:
+    engine = federation.engine
+    start, weights, bank = engine.starts[engine.owner[client]], parts.get("weights", {}), parts.get("bank")
+    for name, value in weights.items():
+        if name not in start or start[name].shape != value.shape:
             raise ProtofedError(f"{file}: weight {name!r} does not fit the model in the run's settings")
-        else:
-            weights[int(client)][name] = value
-    for number, state in clients.items():
-        state.weights = weights[number] or engine.starts[engine.owner[number]]
-    return clients
+    beside = parts["beside"][""].numpy().tobytes() if "beside" in parts else b""
+    own = None if bank is None else PrototypeBank(bank["means"], bank["counts"])
+    return ClientState.of(weights, wire.decode(beside, f"{file}: client {client}"), own)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

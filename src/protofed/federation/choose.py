@@ -7,13 +7,14 @@ the run uses the same and gives the same bits.
 
 from __future__ import annotations
 
+import copy
 import logging
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -22,15 +23,17 @@ from torch import nn
 from .. import wire
 from ..data.types import ClientData, FederatedData
 from ..errors import ProtofedError
-from ..methods.base import Method, Setup
+from ..methods.base import Method
+from ..methods.server import Setup
 from ..models.base import ModelSpec
-from ..wire import Bundle
 from . import scale
-from .engine import Engine, PlainEngine
-from .local import client_size, planned_steps, train_client
+from .batches import Task, planned_steps
+from .engine import Downloads, Engine, Inputs, PlainEngine
+from .filters import Filter
+from .local import train_client, with_memory
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
-from .stack import Job, StackEngine, holds, train_stack
+from .stack import Job, StackEngine, train_stack
 from .workers import WorkerEngine, keep_pages
 
 log = logging.getLogger("protofed")
@@ -118,16 +121,37 @@ class Plan:
     seed: int
     initial: str
     per_round: int
+    filters: tuple[Filter, ...] = ()
+    built: dict[int, nn.Module] = field(default_factory=dict)  # each architecture's network before any training
+
+    def inputs(self, architecture: int) -> Inputs:
+        """What the engines of one architecture are made for."""
+        data, keeps_model = self.data, self.method.exchange.keeps_model
+        task = Task(
+            self.method,
+            self.method.name,
+            self.local,
+            self.seed,
+            data.num_classes,
+            data.augmentation,
+            data.held_back,
+            self.filters,
+            keeps_model,
+        )
+        return Inputs(self.method, self.models[architecture], data, task, self.initial == "own" and keeps_model)
+
+    def network(self, architecture: int) -> nn.Module:
+        """A network of its own for whoever asks; the model's settings are asked once."""
+        if architecture not in self.built:
+            self.built[architecture] = self.inputs(architecture).build()
+        return copy.deepcopy(self.built[architecture])
 
     def part(self, architecture: int, way: Way) -> PlainEngine:
         """The engine of one process for the clients of one architecture."""
-        model, given = self.models[architecture], (self.data, self.local)
+        inputs, network = self.inputs(architecture), self.network(architecture)
         if way.how == "stack":
-            engine = StackEngine(self.method, model, *given, seed=self.seed, initial=self.initial)
-            return engine.use_unfold(way.convolution == "unfold")
-        last, lean = way.layout == "channels_last", way.convolution == "lean"
-        start = {"seed": self.seed, "initial": self.initial}
-        return PlainEngine(self.method, model, *given, **start, channels_last=last, lean=lean)  # type: ignore[arg-type]
+            return StackEngine(inputs, network).use_unfold(way.convolution == "unfold")
+        return PlainEngine(inputs, network, way.layout == "channels_last", way.convolution == "lean")
 
     def engine(self, chosen: EngineSettings) -> PlainEngine | MixedEngine:
         """The engine of one process for all clients."""
@@ -171,8 +195,7 @@ def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
     frames = list(_frames(wanted, workers))
     options = []
     for k in range(len(plan.models)):
-        layers = plan.part(k, Way("loop", "contiguous", "grouped")).skeleton.module.modules()
-        convolves = any(isinstance(layer, nn.Conv2d) for layer in layers)
+        convolves = any(isinstance(layer, nn.Conv2d) for layer in plan.network(k).modules())
         options.append({f: list(_ways(replace(wanted, engine=f.engine).way(k), convolves)) for f in frames})
     timed = [_timed(plan, k, by_frame, BUDGET / len(options)) for k, by_frame in enumerate(options)]
     best: dict[EngineSettings, float] = {}
@@ -299,31 +322,35 @@ def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, bes
         task = replace(engine.task, local=local)
         if way.how == "loop":
             client = members[0]
-            received = _first_messages(plan, engine, [client])[0]
+            received = with_memory(engine.message(_first_downloads(plan, engine, [client]), client), wire.Bundle())
             steps = len(list(planned_steps(task, short(client), client, 1)))
 
             def work() -> None:
                 train_client(task, engine.skeleton, engine.state(client), short(client), received, client, 1)
 
             return _best_time(work) / steps
+        assert isinstance(engine, StackEngine)
         chosen = members[: max(2, min(len(members), int(0.02 / max(best, 1e-5))))]
-        sent = _first_messages(plan, engine, chosen)
-        shared = {id(bundle): holds(bundle, engine.state(chosen[0])) for bundle in sent}
-        jobs = [Job(c, engine.state(c), short(c), shared[id(m)]) for c, m in zip(chosen, sent, strict=True)]
+        whole = engine.jobs(_first_downloads(plan, engine, chosen))
+        jobs = [Job(j.client, j.state, short(j.client), j.received) for j in whole]
         steps = sum(len(list(planned_steps(task, j.data, j.client, 1))) for j in jobs)
         return _best_time(lambda: train_stack(task, engine.skeleton, jobs, 1)) / steps
     finally:
         torch.set_num_threads(before)
 
 
-def _first_messages(plan: Plan, engine: PlainEngine, clients: Sequence[int]) -> list[Bundle]:
-    """What each client is sent in the first round; the same object where it is the same for all."""
-    sizes = tuple(client_size(plan.method, c) for c in plan.data.clients)
-    setup = Setup(plan.data.num_classes, engine.dim, sizes, engine.start, plan.seed, plan.owner)
-    state = plan.method.server_start(setup)
-    sent = [plan.method.send(state, client, 1) for client in clients]
-    arrived = {id(bundle): wire.decode(wire.encode(bundle), "first message").to(engine.device) for bundle in sent}
-    return [arrived[id(bundle)] for bundle in sent]
+def _first_downloads(plan: Plan, engine: PlainEngine, clients: Sequence[int]) -> Downloads:
+    """What clients of one architecture are sent in the first round."""
+    exchange, numbers = plan.method.exchange, len(plan.data.clients)
+    setup = Setup(plan.data.num_classes, engine.dim, numbers, engine.start, plan.seed, plan.owner)
+    state = plan.method.start(setup)
+    messages: list[bytes] = []
+    number: dict[Hashable, int] = {}
+    for client in clients:
+        if (key := exchange.audience(state, client, 1)) not in number:
+            number[key] = len(messages)
+            messages.append(wire.encode(exchange.message(state, client, 1)))
+    return Downloads(1, messages, {c: number[exchange.audience(state, c, 1)] for c in clients})
 
 
 def _best_time(work: Callable[[], object]) -> float:

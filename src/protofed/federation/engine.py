@@ -2,50 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import seeds, wire
 from ..bank import PrototypeBank
-from ..data.types import FederatedData, Samples
-from ..evaluate import Scores, Snapshot, score_client, silhouette, vote
+from ..data.types import ClientData, FederatedData, Samples
+from ..errors import ProtofedError
+from ..evaluate import Scores
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
+from ..models.convolution import LeanConv2d, with_convolutions
 from ..wire import Bundle, Message
-from .convolution import LeanConv2d, with_convolutions
-from .local import ClientState, Outcome, Skeleton, Task, client_size, train_client
-from .optimiser import LocalSettings
-from .server import train_server
+from . import judge
+from .batches import Task
+from .judge import Evaluation, SampleSet, samples_of
+from .local import ClientState, Outcome, train_client, trained_client, with_memory
+from .network import Skeleton
 
-SHAPE_SAMPLES = 300  # of a client's test samples, for silhouette and snapshots
-SNAPSHOT_CLIENTS = 6
+SERVER = -1  # the server's number among the random streams
+DECODED = 2  # messages that stay decoded: most often all clients are sent the same one
+
+
+class Messages(Protocol):
+    """Encoded messages by number."""
+
+    def __getitem__(self, audience: int, /) -> Message: ...
 
 
 @dataclass(frozen=True)
-class Judging:
-    """How clients are evaluated."""
+class Downloads:
+    """What clients are sent: one message for each audience, and who belongs to which, in the order of the clients."""
 
-    part: Literal["test", "validation"] = "test"
-    candidates: Literal["own", "all"] = "own"
-    """The nearest prototype is chosen among the classes of the client's training data, or among all known ones."""
-    votes: bool = False
-    """Also give each client's class probabilities on the central test set."""
-    silhouette: int = 0
-    """Of how many clients the silhouette of the embedding space is measured too."""
-    snapshot: bool = False
-    """Also give some clients' embeddings, with the prototypes they are compared with."""
+    round: int
+    messages: Messages
+    audience: Mapping[int, int]
+    purpose: str = "train"
+
+    @property
+    def clients(self) -> list[int]:
+        """Who is sent something."""
+        return list(self.audience)
+
+    def __getitem__(self, client: int) -> Message:
+        return self.messages[self.audience[client]]
+
+    def only(self, clients: Sequence[int]) -> Downloads:
+        """Those of some of the clients."""
+        return replace(self, audience={c: self.audience[c] for c in clients})
+
+
+class Taught(NamedTuple):
+    """The server's state after its own training (none where that went to NaN), loss terms, and what failed."""
+
+    state: Any
+    terms: Mapping[str, float]
+    failure: str
 
 
 class Engine(Protocol):
     """Who trains the clients. It holds their states; the round itself is the same for every engine.
 
-    Messages come and go encoded, so an engine may pass them on to another process as they are. Client c has the
-    architecture `owner[c]`, which starts from `starts[owner[c]]`.
+    Messages come and go encoded, so an engine may pass them on to another process or to another host as they are. Client
+    c has the architecture `owner[c]`, which starts from `starts[owner[c]]`.
     """
 
     starts: tuple[Mapping[str, Tensor], ...]
@@ -53,16 +77,16 @@ class Engine(Protocol):
     dim: int
     parameters: tuple[int, ...]
 
-    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
-        """Train the clients that were sent something; each client's state afterwards is kept."""
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        """Train the clients that were sent something, in their order; each client's state afterwards is kept."""
         ...
 
-    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
-        """The server's state after training on its own data, its loss terms, and what failed (then there is no state)."""
+    def teach(self, state: Any, round: int) -> Taught:
+        """The server's own training."""
         ...
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
-        """Each client scored on its own test (or validation) samples, by the model it would use."""
+    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+        """Each client scored on its own samples, by its own model and what it is sent."""
         ...
 
     def export(self) -> dict[int, ClientState]:
@@ -74,174 +98,201 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class PlainEngine:
-    """Holds the clients' states and trains those it is told to. All have one architecture."""
+@dataclass(frozen=True)
+class Inputs:
+    """What an engine is made for: one method and one set of clients, of one architecture."""
 
-    def __init__(
-        self,
-        method: Method,
-        model: ModelSpec,
-        data: FederatedData,
-        local: LocalSettings,
-        *,
-        seed: int,
-        initial: str = "same",
-        channels_last: bool = False,
-        lean: bool = False,
-    ) -> None:
-        self.channels_last, self.lean = channels_last, lean
-        self.task = Task(method, local, seed, data.num_classes, data.augmentation, data.held_back)
-        self.method, self.model, self.data = method, model, data
-        self.device = data.clients[0].labelled.x.device
-        self.own_start = initial == "own" and method.private_model
-        self.skeleton = self._build()
-        self.dim = self.skeleton.dim
-        self.start: Mapping[str, Tensor] = method.expand(self.skeleton.weights(), self.skeleton.params)
-        self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
-        self.owner: tuple[int, ...] = (0,) * len(data.clients)
-        self.parameters: tuple[int, ...] = (sum(p.numel() for p in self.skeleton.module.parameters()),)
-        self.clients: MutableMapping[int, ClientState] = {}
-        self.last: tuple[Message, Bundle] | None = None
+    method: Method
+    model: ModelSpec
+    data: FederatedData
+    task: Task
+    own_start: bool = False  # each client starts from a model of its own
 
-    def arrived(self, message: Message, client: int) -> Bundle:
-        """What a client was sent. Most often all are sent the same object, which is decoded once."""
-        if self.last is None or self.last[0] is not message:
-            self.last = (message, wire.decode(message, f"server's message to client {client}").to(self.device))
-        return self.last[1]
-
-    def _build(self, *who: int) -> Skeleton:
+    def build(self, *who: int) -> torch.nn.Module:
+        """The network with its initial weights, those of all or of one client."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *who))
-            module = self.model.build(self.data.sample_shape, self.data.num_classes)
-        if self.lean:
-            module = with_convolutions(module, LeanConv2d)
+            return self.model.build(self.data.sample_shape, self.data.num_classes)
+
+
+class PlainEngine:
+    """Trains the clients it is told to, one after another, and holds their states. All have one architecture."""
+
+    def __init__(
+        self, inputs: Inputs, network: torch.nn.Module, channels_last: bool = False, lean: bool = False
+    ) -> None:
+        """`network` has the weights that all clients start from; the engine makes it its own."""
+        self.inputs, self.channels_last, self.lean = inputs, channels_last, lean
+        self.method, self.task, self.data = inputs.method, inputs.task, inputs.data
+        self.device = self.data.clients[0].labelled.x.device
+        self.skeleton = self._skeleton(network)
+        self.dim = self.skeleton.dim
+        self.start: Mapping[str, Tensor] = self.skeleton.weights()
+        self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
+        self.owner: tuple[int, ...] = (0,) * len(self.data.clients)
+        self.parameters: tuple[int, ...] = (sum(p.numel() for p in self.skeleton.module.parameters()),)
+        sizes = {"classes": self.data.num_classes, "dim": self.dim, "others": len(self.data.clients) - 1}
+        self.expected = self.method.exchange.expected("down", sizes, self.start)
+        self.states: MutableMapping[int, ClientState] = {}
+        self.decoded: dict[tuple[str, int, int], Bundle] = {}
+
+    def _skeleton(self, module: torch.nn.Module) -> Skeleton:
+        module = with_convolutions(module, LeanConv2d) if self.lean else module
         return Skeleton(module.to(self.device), self.channels_last)
+
+    def message(self, downloads: Downloads, client: int) -> Bundle:
+        """What a client was sent, checked. What several are sent is decoded once."""
+        key = downloads.purpose, downloads.round, downloads.audience[client]
+        if key not in self.decoded:
+            while len(self.decoded) >= DECODED:
+                self.decoded.pop(next(iter(self.decoded)))
+            expected = self.expected if downloads.purpose == "train" else replace(self.expected, partial=True)
+            source = f"server's message to client {client}"
+            self.decoded[key] = wire.decode(downloads[client], source, expected).to(self.device)
+        return self.decoded[key]
 
     def state(self, client: int) -> ClientState:
         """A client's state; one that has not taken part yet holds its initial model."""
-        if client in self.clients:
-            return self.clients[client]
-        if not self.own_start:
+        if client in self.states:
+            kept = self.states[client]
+            return kept if kept.weights else replace(kept, weights=self.start)
+        if not self.inputs.own_start:
             return ClientState(self.start)
-        return ClientState(self.method.expand(self._build(client).weights(), self.skeleton.params))
+        return ClientState(self._skeleton(self.inputs.build(client)).weights())
 
-    def keep(self, client: int, state: ClientState) -> None:
-        if not self.method.private_model:
-            state.weights = self.start  # the global model replaces it next round: nothing to keep
-        if self.method.private_model or state.optimiser or not state.memory.empty:
-            self.clients[client] = state  # a dict keeps the tensors; shared memory takes a copy
+    def keep(self, client: int, state: ClientState | None) -> None:
+        """Keep what is worth keeping of a client; one that failed keeps what it had."""
+        if state is not None and not state.empty:
+            self.states[client] = state
 
-    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
-        outcomes = {}
-        for client, message in downloads.items():
-            data, received = self.data.clients[client], self.arrived(message, client)
-            done = train_client(self.task, self.skeleton, self.state(client), data, received, client, round)
-            encoded = None if done.upload is None else wire.encode(done.upload)
-            after = done.state
-            if isinstance(self.clients, dict) and encoded is not None:
-                private = self.method.private_model
-                after.weights = {n: v.clone() for n, v in after.weights.items()} if private else self.start
-                after.memory = after.memory.copied()
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        for client in downloads.clients:
+            state = self.state(client)
+            received = with_memory(self.message(downloads, client), state.memory)
+            data = self.data.clients[client]
+            after, outcome = train_client(self.task, self.skeleton, state, data, received, client, downloads.round)
             self.keep(client, after)
-            size = client_size(self.method, data)
-            outcomes[client] = Outcome(encoded, size, done.terms, done.failure, done.pseudo)
-        return outcomes
+            yield client, outcome
 
-    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
-        done = train_server(
-            self.task, self.skeleton, self.data, Bundle(weights=self.start), state.to(self.device), round
-        )
-        after = None if done.upload is None else done.upload.copied().to("cpu")  # the module's own tensors
-        return after, done.terms, done.failure
+    def teach(self, state: Any, round: int) -> Taught:
+        """The server's training is a client's, with the teacher's loss, the server's samples and its state in place of a
+        message."""
+        teacher, samples = self.method.teacher, self.data.server
+        assert teacher is not None
+        if samples is None:
+            raise ProtofedError(
+                f"{self.task.name} trains at the server: set server_labels, the number of its labelled samples"
+            )
+        everything = torch.ones(self.data.num_classes, dtype=torch.bool, device=samples.x.device)
+        local = replace(self.task.local, epochs=teacher.epochs, keep_optimiser=False)
+        task = replace(self.task, learner=teacher, local=local, held_back=())
+        own, start = ClientData(samples, samples, everything), ClientState(self.start)
+        state = on_device(state, self.device)
+        done = trained_client(task, self.skeleton, start, own, state, SERVER, round)
+        if done.trained is None:
+            return Taught(None, done.terms, done.failure)
+        after = teacher.returned(done.trained, state, round)
+        return Taught(on_device(after, "cpu", copied=True), done.terms, "")
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @property
     def model_for_each(self) -> bool:
         """Whether clients are evaluated by models of their own: private ones, or the global one tuned by each."""
-        return self.method.private_model or self.method.tuning_epochs > 0
+        return self.method.exchange.keeps_model or self.method.predict.tuning > 0
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
-        result = []
-        server = server.to(self.device)
-        shared: dict[int, Output] | None = None if self.model_for_each and not how.votes else {}
-        if not self.model_for_each:
-            self.skeleton.load(self.method.collapse({**self.start, **server.weights}))
-        for client in clients:
-            data = self.data.clients[client]
-            if self.model_for_each:
-                self._load(server, client)
-                shared = {} if how.votes else None
-            x, y = data.labelled.take()
-            own = PrototypeBank.from_embeddings(self.skeleton.outputs(x).embedding, y, self.data.num_classes)
-            output = self._outputs(samples_of(self.data, client, how), shared)
-            shown = self.data.central_test if how.votes else None
-            central = None if shown is None else self._outputs(shown, shared)
-            result.append(self._score(server, client, own, output, central, how))
-        return result
+    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+        scores = {v.client: judge.score(v, self.method.predict, self.data, how) for v in self.visits(downloads, how)}
+        return {client: scores[client] for client in downloads.clients}
 
-    def _load(self, server: Bundle, client: int) -> None:
+    def visits(self, downloads: Downloads, how: Evaluation) -> Iterator[judge.Visit]:
+        """Every client with its model loaded, which lasts until the next one is asked for."""
+        together: dict[int, list[int]] = {}
+        for client, audience in downloads.audience.items():
+            together.setdefault(client if self.model_for_each else audience, []).append(client)
+        for clients in together.values():
+            message = self.message(downloads, clients[0])
+            self._load(message, clients[0])
+            model = LoadedModel(self.skeleton, self.data, not self.model_for_each or how.votes)
+            for client in clients:
+                bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
+                yield PlainVisit(client, message, model, bank)
+
+    def _load(self, message: Bundle, client: int) -> None:
         """Put the model a client is evaluated by into the module."""
-        if not self.method.tuning_epochs:
-            self.skeleton.load(self.method.collapse(self.state(client).weights))
-            return
-        state, sent = ClientState(self.start), self.method.send(server, client, 0)
-        done = train_client(self.tuning, self.skeleton, state, self.data.clients[client], sent, client, round=0)
-        if done.failure:  # tuning went to NaN: what was sent is the best there is
-            self.skeleton.load(self.method.collapse({**self.start, **sent.weights}))
+        if not self.model_for_each:
+            self.skeleton.load({**self.start, **message.weights})
+        elif not self.method.predict.tuning:
+            self.skeleton.load(self.state(client).weights)
+        else:
+            state, received = ClientState(self.start), with_memory(message, Bundle())
+            data = self.data.clients[client]
+            done = trained_client(self.tuning, self.skeleton, state, data, received, client, round=0)
+            if done.failure:  # tuning went to NaN: what was sent is the best there is
+                self.skeleton.load({**self.start, **message.weights})
 
     @property
     def tuning(self) -> Task:
         """Training before evaluation, with random streams of its own (round 0)."""
-        local = replace(self.task.local, epochs=self.method.tuning_epochs, keep_optimiser=False)
+        local = replace(self.task.local, epochs=self.method.predict.tuning, keep_optimiser=False)
         return replace(self.task, local=local)
-
-    def _outputs(self, samples: Samples, shared: dict[int, Output] | None) -> Output:
-        """With `shared`, the central test set is run as a whole and once, for all who need some of its rows."""
-        central = self.data.central_test
-        if shared is None or central is None or samples.x is not central.x:
-            return self.skeleton.outputs(samples.take()[0])
-        if id(samples.x) not in shared:
-            shared[id(samples.x)] = self.skeleton.outputs(samples.x)
-        return Output(*(t[samples.index] for t in shared[id(samples.x)]))
-
-    def _score(
-        self, server: Bundle, client: int, own: PrototypeBank, output: Output, central: Output | None, how: Judging
-    ) -> Scores:
-        scored_by = self.method.prototype_scores
-        bank = self.method.evaluation_bank(server, own)
-        known = bank.restricted(self.data.clients[client].classes) if how.candidates == "own" else bank
-        y = samples_of(self.data, client, how).labels
-        scores = score_client(output.embedding, output.logits, y, known, scored_by)
-        votes: np.ndarray | None = None if central is None else vote(central.embedding, central.logits, bank, scored_by)
-        scores = replace(scores, votes=votes)
-        pictured = how.snapshot and client < SNAPSHOT_CLIENTS
-        if client >= how.silhouette and not pictured:
-            return scores
-        # evenly spread over the test set, which may be sorted by class
-        rows = torch.linspace(0, len(y) - 1, min(len(y), SHAPE_SAMPLES), device=y.device).round().long()
-        z, y = output.embedding[rows], y[rows]
-        return replace(
-            scores,
-            silhouette=silhouette(z, y) if client < how.silhouette else None,
-            snapshot=Snapshot.of(z, y, bank) if pictured else None,
-        )
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> dict[int, ClientState]:
-        return dict(self.clients)
+        return dict(self.states)
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
-        self.clients = {
-            c: ClientState({k: v.to(self.device) for k, v in s.weights.items()}, s.optimiser, s.memory.to(self.device))
-            for c, s in states.items()
-        }
+        for client, state in states.items():
+            weights = {k: v.to(self.device) for k, v in state.weights.items()}
+            bank = None if state.bank is None else on_device(state.bank, self.device)
+            self.states[client] = ClientState(weights, state.optimiser, state.memory.to(self.device), bank)
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-def samples_of(data: FederatedData, client: int, how: Judging) -> Samples:
-    own = data.clients[client]
-    samples = own.test if how.part == "test" else own.validation
-    assert samples is not None
-    return samples
+def on_device(value: Any, device: torch.device | str, copied: bool = False) -> Any:
+    """A tree of tensors on a device, each a tensor of its own where copies are asked for."""
+    move: Callable[[Any], Any] = lambda v: v.to(device, copy=copied) if isinstance(v, Tensor) else v  # noqa: E731
+    return torch.utils._pytree.tree_map(move, value)
+
+
+@dataclass
+class LoadedModel:
+    """The model in a skeleton over sets of samples. With `whole`, the central test set is run once for all who need rows
+    of it."""
+
+    skeleton: Skeleton
+    data: FederatedData
+    whole: bool
+    central: Output | None = field(default=None)
+
+    def outputs(self, samples: Samples) -> Output:
+        test = self.data.central_test
+        if not self.whole or test is None or samples.x is not test.x:
+            return self.skeleton.outputs(samples.take()[0])
+        if self.central is None:
+            self.central = self.skeleton.outputs(samples.x)
+        return Output(*(t[samples.index] for t in self.central))
+
+
+@dataclass
+class PlainVisit:
+    """One client, whose model is loaded. Its prototypes are those that training left, where they are this model's."""
+
+    client: int
+    received: Bundle
+    model: LoadedModel
+    bank: PrototypeBank | None
+
+    def outputs(self, samples: SampleSet) -> Output:
+        return self.model.outputs(samples_of(self.model.data, self.client, samples))
+
+    @cached_property
+    def _own_bank(self) -> PrototypeBank:
+        if self.bank is not None:
+            return self.bank
+        z, y = self.outputs("labelled").embedding, samples_of(self.model.data, self.client, "labelled").labels
+        return PrototypeBank.from_embeddings(z, y, self.model.data.num_classes)
+
+    def own_bank(self) -> PrototypeBank:
+        return self._own_bank

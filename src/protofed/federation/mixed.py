@@ -7,27 +7,33 @@ averages within each architecture, and needs to know nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from ..errors import ProtofedError
 from ..evaluate import Scores
-from ..wire import Bundle, Message
-from .engine import Judging, PlainEngine
+from ..wire import Bundle
+from .engine import Downloads, PlainEngine, Taught
+from .judge import Evaluation
 from .local import ClientState, Outcome
 
 
 def marked(weights: Mapping[str, Tensor], architecture: int) -> dict[str, Tensor]:
+    """Weights by the names that the server knows them by."""
     return {f"{architecture}:{name}": value for name, value in weights.items()}
 
 
 def for_architecture(bundle: Bundle, architecture: int) -> Bundle:
     """A bundle of the server's with the weights of one architecture, by the names its clients know."""
     mark = f"{architecture}:"
-    own = {name.removeprefix(mark): value for name, value in bundle.weights.items() if name.startswith(mark)}
-    return replace(bundle, weights=own)
+
+    def own(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name.removeprefix(mark): value for name, value in weights.items() if name.startswith(mark)}
+
+    return replace(bundle, weights=own(bundle.weights), models={name: own(w) for name, w in bundle.models.items()})
 
 
 class MixedEngine:
@@ -40,16 +46,17 @@ class MixedEngine:
         self.method, self.data, self.device, self.dim = first.method, first.data, first.device, first.dim
         self.starts: tuple[Mapping[str, Tensor], ...] = tuple(part.start for part in parts)
         self.parameters: tuple[int, ...] = tuple(n for part in parts for n in part.parameters)
-        self.clients = {}
+        self.states = {}
 
     @property
-    def clients(self) -> MutableMapping[int, ClientState]:
-        return self.parts[0].clients
+    def states(self) -> MutableMapping[int, ClientState]:
+        """All clients' states, in one place."""
+        return self.parts[0].states
 
-    @clients.setter
-    def clients(self, states: MutableMapping[int, ClientState]) -> None:
+    @states.setter
+    def states(self, states: MutableMapping[int, ClientState]) -> None:
         for part in self.parts:
-            part.clients = states
+            part.states = states
 
     @property
     def model_for_each(self) -> bool:
@@ -58,37 +65,35 @@ class MixedEngine:
     def state(self, client: int) -> ClientState:
         return self.parts[self.owner[client]].state(client)
 
-    def _shares(self, clients: Sequence[int]) -> dict[int, list[int]]:
+    def _shares(self, downloads: Downloads) -> dict[int, Downloads]:
+        """What the clients of each architecture are sent."""
         shares: dict[int, list[int]] = {}
-        for client in clients:
+        for client in downloads.clients:
             shares.setdefault(self.owner[client], []).append(client)
-        return shares
+        return {which: downloads.only(clients) for which, clients in shares.items()}
 
-    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        for which, share in self._shares(list(downloads)).items():
-            outcomes |= self.parts[which].train(round, {c: downloads[c] for c in share})
-        return {c: outcomes[c] for c in downloads}  # in the order asked: a sum depends on it
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        """In the order asked: each architecture's engine goes on to its next client when that one's turn has come."""
+        running = {which: self.parts[which].train(share) for which, share in self._shares(downloads).items()}
+        return (next(running[self.owner[client]]) for client in downloads.clients)
 
-    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+    def teach(self, state: Any, round: int) -> Taught:
         raise ProtofedError(f"{self.method.name} trains a model at the server, so all clients need one architecture")
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
+    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
         scores: dict[int, Scores] = {}
-        for which, share in self._shares(clients).items():
-            own = for_architecture(server, which)
-            scores |= dict(zip(share, self.parts[which].evaluate(own, share, how), strict=True))
-        return [scores[c] for c in clients]
+        for which, share in self._shares(downloads).items():
+            scores |= self.parts[which].evaluate(share, how)
+        return {client: scores[client] for client in downloads.clients}
 
     def export(self) -> dict[int, ClientState]:
-        return dict(self.clients)
+        return dict(self.states)
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         self.parts[0].restore(states)
-        self.clients = self.parts[0].clients
 
     def close(self) -> None:
         """Nothing to release."""
 
 
-Inner = PlainEngine | MixedEngine
+SingleProcess = PlainEngine | MixedEngine

@@ -1,4 +1,4 @@
-"""The round: choose clients, send, train, return, update. Everything that travels goes through `wire`."""
+"""The round: choose clients, send, train, reduce what returns, update. Everything that travels goes through `wire`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import seeds, wire
 from ..data.types import FederatedData
@@ -20,15 +18,21 @@ from ..errors import ProtofedError
 from ..evaluate import Scores, ensemble, summarise
 from ..evaluate.accuracy import KINDS
 from ..evaluate.pseudo import pooled
-from ..methods.base import Method, Setup, Upload
+from ..methods.base import Method
+from ..methods.parts import Running, Upload
+from ..methods.server import Setup
 from ..wire import Bundle
+from ..wire.exchange import SAMPLES
 from . import selection
-from .engine import Engine, Judging
-from .local import Outcome, client_size
+from .engine import Downloads, Engine
+from .filters import Filter, restored
+from .judge import Evaluation
+from .local import Outcome
 from .mixed import for_architecture, marked
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is described: it costs time at each evaluation
+CHUNK, CHUNK_BYTES = 4, 2**26  # uploads that are read together: so many, and as many more as have so many bytes
 
 
 @dataclass
@@ -70,169 +74,196 @@ class Federation:
         architectures: Sequence[str] = (),
         silhouette: bool = False,
         snapshots: int = 0,
+        filters: Sequence[Filter] = (),
     ) -> None:
         """`capability`: a number per client, for `choice="diverse"`; `architectures`: what each client's is called;
         `snapshots`: of how many evaluations embeddings are kept."""
         self.method, self.engine, self.data = method, engine, data
-        self.rounds, self.seed = rounds, seed
+        self.rounds, self.seed, self.filters = rounds, seed, tuple(filters)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
-        self.judging = Judging("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
+        self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
         self.pictured = _spread(rounds, evaluate_every, snapshots)
         self.architectures = tuple(architectures)
         self.mixed = len(engine.starts) > 1
         starts = [marked(start, k) if self.mixed else start for k, start in enumerate(engine.starts)]
-        self.setup = Setup(
-            data.num_classes,
-            engine.dim,
-            tuple(client_size(method, c) for c in data.clients),
-            {name: value.cpu() for start in starts for name, value in start.items()},
-            seed,
-            tuple(engine.owner),
-        )
-        self.expected = [
-            wire.Expected(
-                data.num_classes,
-                engine.dim,
-                method.travels,
-                start,
-                {name: torch.empty(shape, device="meta") for name, shape in method.tensor_shapes(self.setup).items()},
-                banks=method.bank_shapes(self.setup),
-                required=method.required,
-            )
-            for start in engine.starts
-        ]
-        self.kinds = _ways_to_predict(method, data)
-        self.state = method.server_start(self.setup)
+        initial = {name: value.cpu() for start in starts for name, value in start.items()}
+        self.setup = Setup(data.num_classes, engine.dim, len(data.clients), initial, seed, tuple(engine.owner))
+        self.exchange = method.exchange
+        method.reduce.check(self.exchange, method.name)
+        for one in self.filters:
+            one.check(self.exchange, method.name)
+        sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
+        self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
+        self.kinds = _predictions(method, data)
+        self.state: Any = method.start(self.setup)
         self.round = 0
         if ensemble and data.central_test is None:
             raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
+        if choice == "diverse" and self.state.clients is None:
+            raise ProtofedError(
+                f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {method.name} does not"
+            )
 
     def participants(self, round: int) -> list[int]:
+        """Who takes part in a round."""
         total = len(self.data.clients)
         chosen = participants_per_round(self.participation, total)
         if chosen >= total:
             return list(range(total))
         stream = seeds.torch_stream(self.seed, "participation", round)
-        banks = self.method.client_banks(self.state) if self.choice == "diverse" else None
-        if banks is None:
-            return selection.random_choice(total, chosen, stream)
-        return selection.diverse_choice(banks, self.capability, chosen, stream)
+        if self.choice == "diverse":
+            return selection.diverse_choice(self.state.clients, self.capability, chosen, stream)
+        return selection.random_choice(total, chosen, stream)
 
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.rounds:
             yield self.step()
 
     def step(self) -> Record:
+        """One round."""
         began = time.perf_counter()
         round = self.round + 1
         if round == 1:
-            self._train_server(0)  # so that there is something to send
-        chosen = self.participants(round) if self.method.asks_clients else []
-        downloads, down = self._send(chosen, round)
-        outcomes = self.engine.train(round, downloads) if chosen else {}
-        uploads, dropped, up = self._receive(outcomes)
-        if uploads:
-            self.state = self.method.server_update(self.state, uploads, round, self.setup)
-        elif chosen:
+            self._teach(0)  # so that there is something to send
+        chosen = self.participants(round) if self.exchange.asks_clients else []
+        downloads, down = self.downloads(chosen, round)
+        running, received = Running(self.method.reduce), Receipt()
+        if chosen:
+            self._train(downloads, running, received)
+        if running.clients:
+            reduced = running.result()
+            for one in reversed(self.filters):
+                reduced = one.arrive(reduced)
+            self.state = self.method.update(self.state, reduced, round, self.setup)
+        elif chosen and len(received.dropped) == len(chosen):
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
         self.round = round
-        terms = _mean_terms([o for c, o in outcomes.items() if c not in dropped])
+        terms = _mean_terms([o for c, o in received.outcomes.items() if c not in received.dropped])
         loss = sum(terms.values()) if terms else math.nan
-        measures = pooled([o.pseudo for o in outcomes.values()]) | dict(self.method.measures(self.state, round))
-        terms |= self._train_server(round)  # what is sent next is what is tested and saved
-        record = Record(round, chosen, dropped, loss, terms, up, down, measures=measures)
+        measures = pooled([o.pseudo for o in received.outcomes.values()])
+        measures |= self.method.describe(self.state, round).numbers
+        terms |= self._teach(round)  # what is sent next is what is tested and saved
+        record = Record(round, chosen, received.dropped, loss, terms, received.bytes, down, measures=measures)
         record.seconds = time.perf_counter() - began
         if round % self.evaluate_every == 0 or round == self.rounds:
             self._evaluate(record)
         return record
 
-    def _train_server(self, round: int) -> dict[str, float]:
-        """The server's own training, where the method has one. One that goes to NaN is as if it had not been."""
-        if not self.method.server_training_epochs:
+    def _teach(self, round: int) -> dict[str, float]:
+        """The server's own training, where the method has one. Where it goes to NaN, the server keeps its state."""
+        if self.method.teacher is None:
             return {}
-        state, terms, failure = self.engine.train_server(self.state, round)
+        state, terms, failure = self.engine.teach(self.state, round)
         if state is None:
             log.warning("round %d: the server's own training failed: %s; it keeps its state", round, failure)
             return {}
         self.state = state
         return {f"server {name}": value for name, value in terms.items()}
 
-    def _send(self, chosen: Sequence[int], round: int) -> tuple[dict[int, bytes], Counter[str]]:
-        """What each client is sent, encoded. A message that is the same for all is encoded once."""
-        downloads: dict[int, bytes] = {}
+    def downloads(
+        self, clients: Sequence[int], round: int, names: Collection[str] | None = None
+    ) -> tuple[Downloads, Counter[str]]:
+        """What each client is sent, or the named parts of it, encoded once for each audience; and its bytes."""
+        messages: list[bytes] = []
+        sizes: list[Counter[str]] = []
+        number: dict[Hashable, int] = {}
+        audience: dict[int, int] = {}
         down: Counter[str] = Counter()
-        # by what is in it; holds the bundle too, as an id lives as long as what it names
-        encoded: dict[Hashable, tuple[Bundle, bytes, Counter[str]]] = {}
-        leaves: tuple[Bundle | None, tuple[int, ...]] = (None, ())  # of the last one: most often all get the same
-        for client in chosen:
-            content = self.method.send(self.state, client, round)
+        for client in clients:
             which = self.engine.owner[client]
-            if content is not leaves[0]:
-                leaves = (content, tuple(map(id, pytree.tree_leaves(content))))
-            key = (*leaves[1], which)
-            if key not in encoded:
-                message = wire.encode(for_architecture(content, which) if self.mixed else content)
-                encoded[key] = (content, message, wire.sizes(message))
-            _, downloads[client], size = encoded[key]
-            down.update(size)
-        return downloads, down
+            key = self.exchange.audience(self.state, client, round, names), which
+            if key not in number:
+                content = self.exchange.message(self.state, client, round, names)
+                messages.append(wire.encode(for_architecture(content, which) if self.mixed else content))
+                sizes.append(wire.sizes(messages[-1]))
+                number[key] = len(messages) - 1
+            audience[client] = number[key]
+            down.update(sizes[audience[client]])
+        return Downloads(round, messages, audience, "train" if names is None else "evaluate"), down
 
-    def _receive(self, outcomes: Mapping[int, Outcome]) -> tuple[list[Upload], dict[int, str], Counter[str]]:
-        """The uploads that can be used; who was dropped, and why."""
-        uploads: list[Upload] = []
-        dropped: dict[int, str] = {}
-        up: Counter[str] = Counter()
-        returned: dict[int, list[int]] = {}  # by architecture
-        for client, outcome in outcomes.items():
+    def _train(self, downloads: Downloads, running: Running, received: Receipt) -> None:
+        """Train the clients and reduce what they return as it comes, a few uploads at a time."""
+        waiting: dict[int, wire.Message] = {}
+        for client, outcome in self.engine.train(downloads):
+            received.outcomes[client] = replace(outcome, upload=None)
             if outcome.upload is None:
-                dropped[client] = f"client {client}: {outcome.failure}"
+                received.dropped[client] = f"client {client}: {outcome.failure}"
+                log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
                 continue
-            returned.setdefault(self.engine.owner[client], []).append(client)
-            with suppress(wire.WireError):  # said below
-                up.update(wire.sizes(outcome.upload))
+            waiting[client] = outcome.upload
+            if len(waiting) >= CHUNK and sum(map(len, waiting.values())) >= CHUNK_BYTES:
+                self._receive(waiting, running, received)
+                waiting = {}
+        if waiting:
+            self._receive(waiting, running, received)
+
+    def _receive(self, messages: dict[int, wire.Message], running: Running, received: Receipt) -> None:
+        """Read and check some uploads and add them to the reduction; whoever sent something unusable is dropped."""
         contents: dict[int, Bundle | wire.WireError] = {}
-        for which, clients in returned.items():
-            messages = [outcomes[c].upload or b"" for c in clients]
+        for which, expected in enumerate(self.expected):
+            clients = [c for c in messages if self.engine.owner[c] == which]
             sources = [f"client {c}" for c in clients]
-            contents |= dict(zip(clients, wire.decode_each(messages, sources, self.expected[which]), strict=True))
-        for client in (c for c in outcomes if c in contents):
-            content, which = contents[client], self.engine.owner[client]
-            if isinstance(content, wire.WireError):
-                dropped[client] = str(content)
+            rough = replace(expected, shapes_only=True) if self.filters else expected
+            decoded = wire.decode_each([messages[c] for c in clients], sources, rough)
+            contents |= dict(zip(clients, decoded, strict=True))
+        uploads = []
+        for client, message in messages.items():
+            content, which, source = contents[client], self.engine.owner[client], f"client {client}"
+            try:
+                if isinstance(content, wire.WireError):
+                    raise content
+                received.bytes.update(wire.sizes(message))
+                if self.filters:
+                    content = restored(self.filters, content, source)
+                    self.expected[which].check(content, source)
+            except wire.WireError as error:
+                received.dropped[client] = str(error)
+                log.warning("round %d: dropped %s", self.round + 1, error)
                 continue
-            if self.mixed:
-                content = replace(content, weights=marked(content.weights, which))
-            uploads.append(Upload(client, outcomes[client].num_samples, content))
-        for reason in dropped.values():
-            log.warning("round %d: dropped %s", self.round + 1, reason)
-        return uploads, dropped, up
+            scalars = dict(content.scalars)
+            samples = scalars.pop(SAMPLES, 0.0)
+            weights = marked(content.weights, which) if self.mixed else content.weights
+            uploads.append(Upload(client, samples, replace(content, scalars=scalars, weights=weights)))
+        if uploads and self.exchange.up:
+            running.add(uploads)
 
     def _evaluate(self, record: Record) -> None:
-        everyone = range(len(self.data.clients))
-        kinds = self.kinds
-        about = (self.data.class_values, self.architectures, self.method.predicts, kinds)
+        """Score every client by what it holds and what it is sent next."""
+        clients = range(len(self.data.clients))
+        downloads, _ = self.downloads(clients, record.round + 1, self.method.predict.reads)
+        by = self.method.predict.by
         record.snapshot = record.round in self.pictured
-        how = replace(self.judging, snapshot=record.snapshot)
-        record.scores = self.engine.evaluate(self.state, everyone, how)
-        record.metrics = summarise(record.scores, *about)
-        if self.judging.votes and self.data.central_test is not None:
+        how = replace(self.evaluation, snapshot=record.snapshot)
+        record.scores = list(self.engine.evaluate(downloads, how).values())
+        kinds = [kind for kind in self.kinds if all(getattr(s, f"by_{kind}") is not None for s in record.scores)]
+        record.metrics = summarise(record.scores, self.data.class_values, self.architectures, by, kinds)
+        if how.votes and self.data.central_test is not None:
             votes = ensemble(record.scores, self.data.central_test.labels)
             record.metrics |= {f"ensemble_{kind}": votes[f"ensemble_{kind}"] for kind in kinds}
             record.scores = [replace(s, votes=None) for s in record.scores]
         if all(c.validation is not None for c in self.data.clients):
-            how = replace(self.judging, part="validation", votes=False, silhouette=0)
-            record.validation = self.engine.evaluate(self.state, everyone, how)
-            best = summarise(record.validation, own=self.method.predicts, kinds=kinds)
+            how = replace(self.evaluation, part="validation", votes=False, silhouette=0)
+            record.validation = list(self.engine.evaluate(downloads, how).values())
+            best = summarise(record.validation, own=by, kinds=kinds)
             record.metrics |= {f"validation_{kind}": best[f"accuracy_{kind}"] for kind in kinds}
             record.metrics["validation"] = best["accuracy"]
 
 
-def _ways_to_predict(method: Method, data: FederatedData) -> tuple[str, ...]:
+@dataclass
+class Receipt:
+    """What came back in a round: every client's outcome (its upload is read and gone), who was dropped and why, bytes."""
+
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    dropped: dict[int, str] = field(default_factory=dict)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+
+def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
     """By head, unless none is trained; by prototype, unless neither the server nor a client ever has one."""
-    exchanged = any(part.partition(".")[0] in ("bank", "banks") for part in method.travels)
-    prototypes = exchanged or method.predicts == "prototype" or any(len(c.labelled) for c in data.clients)
-    return tuple(kind for kind, there in zip(KINDS, (method.trains_head, prototypes), strict=True) if there)
+    sent = method.exchange.prototypes or method.predict.by == "prototype"
+    prototypes = sent or any(len(c.labelled) for c in data.clients)
+    return tuple(kind for kind, there in zip(KINDS, (method.predict.trains_head, prototypes), strict=True) if there)
 
 
 def _spread(rounds: int, every: int, number: int) -> frozenset[int]:

@@ -8,7 +8,8 @@ of one process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -16,8 +17,8 @@ import torch.distributed as dist
 
 from ..errors import ProtofedError
 from ..evaluate import Scores
-from ..wire import Bundle, Message
-from .engine import Engine, Judging
+from .engine import Downloads, Engine, Taught
+from .judge import Evaluation
 from .local import ClientState, Outcome
 
 T = TypeVar("T")
@@ -83,21 +84,21 @@ class ScaledEngine:
     def _mine(self, clients: Sequence[int]) -> list[int]:
         return [c for c in clients if c % self.ranks == self.rank]
 
-    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
-        mine = self._mine(list(downloads))
-        own = self.inner.train(round, {c: downloads[c] for c in mine}) if mine else {}
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        mine = self._mine(downloads.clients)
+        own = dict(self.inner.train(downloads.only(mine))) if mine else {}
         outcomes = {c: outcome for share in gather(own) for c, outcome in share.items()}
-        return {c: outcomes[c] for c in downloads}  # in the order asked: a sum depends on it
+        return ((c, outcomes[c]) for c in downloads.clients)  # in the order asked: a sum depends on it
 
-    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
+    def teach(self, state: Any, round: int) -> Taught:
         """Every rank holds the same server and trains it alike."""
-        return self.inner.train_server(state, round)
+        return self.inner.teach(state, round)
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
-        mine = self._mine(clients)
-        own = dict(zip(mine, self.inner.evaluate(server, mine, how), strict=True)) if mine else {}
+    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+        mine = self._mine(downloads.clients)
+        own = self.inner.evaluate(downloads.only(mine), how) if mine else {}
         scores = {c: s for share in gather(own) for c, s in share.items()}
-        return [scores[c] for c in clients]
+        return {c: scores[c] for c in downloads.clients}
 
     def export(self) -> dict[int, ClientState]:
         """All clients' states, gathered on every rank; the first one writes them."""
@@ -114,4 +115,4 @@ class ScaledEngine:
 
 def _detached(state: ClientState) -> ClientState:
     """A copy that owns its memory, so that it can be sent."""
-    return ClientState({k: v.cpu().clone() for k, v in state.weights.items()}, state.optimiser, state.memory)
+    return replace(state, weights={k: v.cpu().clone() for k, v in state.weights.items()})

@@ -9,8 +9,8 @@ run apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -20,37 +20,32 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from .. import seeds, wire
+from .. import seeds
 from ..bank import PrototypeBank
-from ..data.types import ClientData, Samples, Unlabelled
-from ..evaluate import Scores
-from ..methods.base import Batch, Pseudo, Received, Step, View
+from ..data.types import ClientData, FederatedData, Samples
+from ..data.types import Unlabelled as Pool
+from ..methods.client import Pseudo, Weights
+from ..methods.parts import Batch, Received, Step, View
 from ..models import norm
 from ..models.base import Levels, Output
-from ..wire import Bundle, Message
-from .convolution import UnfoldConv2d, with_convolutions
-from .engine import Judging, PlainEngine, samples_of
+from ..models.convolution import UnfoldConv2d, with_convolutions
+from ..wire import Bundle
+from .batches import Task, all_samples, draws, planned_steps, view_of, viewed_pool
+from .engine import Downloads, PlainEngine
+from .judge import Evaluation, SampleSet, Visit, samples_of
 from .local import (
     ClientState,
     Outcome,
-    Skeleton,
-    Task,
+    PseudoLabels,
     Training,
-    all_samples,
-    as_loss,
     check_trainable,
-    client_size,
-    draws,
-    frozen,
-    holds,
+    finished,
     one_sample_is_too_few,
-    planned_steps,
-    pseudo_counts,
     step_size,
-    view_of,
-    viewed_pool,
     what_is_not_finite,
+    with_memory,
 )
+from .network import Skeleton, frozen
 from .optimiser import Optimiser
 
 Tensors = dict[str, Tensor]
@@ -97,7 +92,7 @@ class RowPlan:
     def make(
         cls,
         chosen: Sequence[Sequence[Tensor]],
-        data: Sequence[Samples | Unlabelled],
+        data: Sequence[Samples | Pool],
         extra: Sequence[Sequence[Tensor]] = (),
     ) -> RowPlan:
         sizes = [[rows.shape[0] for rows in own] for own in chosen]
@@ -163,101 +158,113 @@ def _common(values: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> list[Training]:
-    """`train_client` for many clients at once; results in the order of `jobs`."""
-    method, local, module = task.method, task.local, skeleton.module
-    for job in jobs:
-        check_trainable(method, job.data, job.client)
-    planned = [list(planned_steps(task, job.data, job.client, round)) for job in jobs]
-    order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
-    jobs_sorted, steps = [jobs[k] for k in order], [planned[k] for k in order]
-    plan = StepPlan.make(steps, [j.data for j in jobs_sorted])
-    random = task.augmentation is not None or method.random_numbers > 0
-    streams = [seeds.torch_stream(task.seed, "views", j.client, round) for j in jobs_sorted] if random else []
-    device = jobs[0].data.labelled.x.device
+    """The steps of many clients' training at once; results in the order of `jobs`."""
+    stack = Stack(task, skeleton, jobs, round)
+    with torch.random.fork_rng(devices=[]):
+        seeds.start_default_stream(stack.device, task.seed, "dropout", stack.jobs[0].client, round)
+        for step in range(stack.plan.counts[0]):
+            stack.take_step(step)
+    return stack.results()
 
-    starts = [method.client_start(j.state.weights, j.received) for j in jobs_sorted]
-    names = [*skeleton.slots, *(name for name in starts[0] if name not in skeleton.slots)]
-    weights = {name: torch.stack([s[name] for s in starts]) for name in names}
-    buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
-    # gradients of a linear layer's matrices come transposed; the fused optimiser wants both to lie alike
-    matrices = {f"{name}.weight" for name, layer in module.named_modules() if type(layer) is nn.Linear}
-    params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
-    kept = [j.state.optimiser if local.keep_optimiser else {} for j in jobs_sorted]
-    optimiser = Optimiser(local, params, kept, round)
-    received, received_dims = _common([j.received for j in jobs_sorted])
 
-    def loss(p: Tensors, b: Tensors, batch: Tensors, has: Received) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
-        own = {name: value.clone() for name, value in b.items()}  # batch norm writes into them
-        terms, pseudo = as_loss(method.client_loss(StackedNetwork(module, p, own), Batch(**batch), has, round))
+class Stack:
+    """Clients in training together, those with more steps first."""
+
+    def __init__(self, task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> None:
+        for job in jobs:
+            check_trainable(task, job.data, job.client)
+        planned = [list(planned_steps(task, job.data, job.client, round)) for job in jobs]
+        self.order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
+        self.task, self.skeleton, self.round = task, skeleton, round
+        self.jobs, self.steps = [jobs[k] for k in self.order], [planned[k] for k in self.order]
+        self.plan = StepPlan.make(self.steps, [j.data for j in self.jobs])
+        self.device = jobs[0].data.labelled.x.device
+        self.streams: list[torch.Generator] = []
+        if task.augmentation is not None or task.learner.feed.draws:
+            self.streams = [seeds.torch_stream(task.seed, "views", j.client, round) for j in self.jobs]
+        self.alone = any(isinstance(m, _BatchNorm) for m in skeleton.module.modules())
+        self.totals: dict[str, Tensor] = {}
+        self.pseudo = [PseudoLabels() for _ in jobs]
+        self._load()
+        self.received, dims = _common([j.received for j in self.jobs])
+        self.shared = dims is None  # what was received is the same for all: it need not go through vmap
+        loss = self._loss_of_all if self.shared else self._loss
+        self.losses = vmap(loss, in_dims=0 if self.shared else (0, 0, 0, dims), randomness="different")
+
+    def _load(self) -> None:
+        """Parameters, buffers and optimiser states of all clients side by side."""
+        skeleton, local = self.skeleton, self.task.local
+        starts = [self.task.learner.begin(j.state.weights, j.received) for j in self.jobs]
+        weights = {name: torch.stack([s[name] for s in starts]) for name in skeleton.slots}
+        self.buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
+        # gradients of a linear layer's matrices come transposed; the fused optimiser wants both to lie alike
+        layers = skeleton.module.named_modules()
+        matrices = {f"{name}.weight" for name, layer in layers if type(layer) is nn.Linear}
+        self.params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
+        kept = [j.state.optimiser if local.keep_optimiser else {} for j in self.jobs]
+        self.optimiser = Optimiser(local, self.params, kept, self.round)
+        skeleton.module.train()
+
+    def _loss(
+        self, params: Tensors, buffers: Tensors, batch: Tensors, received: Received
+    ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
+        own = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
+        net = StackedNetwork(self.skeleton.module, params, own)
+        terms, pseudo = self.task.loss(net, Batch(**batch), received, self.round)
         return terms, own, () if pseudo is None else tuple(t.detach() for t in pseudo)
 
-    def loss_of_all(p: Tensors, b: Tensors, batch: Tensors) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
-        return loss(p, b, batch, received)  # the same for all: it need not go through vmap
+    def _loss_of_all(
+        self, params: Tensors, buffers: Tensors, batch: Tensors
+    ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
+        return self._loss(params, buffers, batch, self.received)
 
-    same = received_dims is None
-    losses_of = vmap(
-        loss_of_all if same else loss,
-        in_dims=0 if same else (0, 0, 0, received_dims),
-        randomness="different",
-    )
-    alone = any(isinstance(m, _BatchNorm) for m in module.modules())
-    totals: dict[str, Tensor] = {}
-    guesses: list[list[Pseudo]] = [[] for _ in jobs]
-    guessed: list[list[Tensor]] = [[] for _ in jobs]
-    module.train()
-    with torch.random.fork_rng(devices=[]):
-        seeds.start_default_stream(device, task.seed, "dropout", jobs_sorted[0].client, round)
-        for s in range(plan.counts[0]):
-            active = sum(count > s for count in plan.counts)
-            for rows, widths in _groups(plan.sizes(s, active), alone):
-                members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
-                drawn = [draws(task, steps[k][s], streams[k]) if random else {} for k in members]
-                batch, counted = _batch(task, plan, jobs_sorted, rows, s, widths, drawn)
-                has = () if same else (pytree.tree_map(lambda t, r=rows: t[r], received),)
-                here = {n: p[rows].detach().requires_grad_() for n, p in params.items()}
-                with one_sample_is_too_few(jobs_sorted[0].client):
-                    terms, moved, guess = losses_of(here, {n: b[rows] for n, b in buffers.items()}, batch, *has)
-                total = torch.stack(list(terms.values())).sum()
-                gradient = torch.autograd.grad(total, list(here.values()), allow_unused=True, materialize_grads=True)
-                optimiser.step(gradient, rows)
-                for name, value in moved.items():
-                    buffers[name][rows] = value.detach()
-                for name, value in terms.items():
-                    if name not in totals:
-                        totals[name] = torch.zeros(len(jobs), device=device)
-                    totals[name][rows] += value.detach() * counted
-                for place, k in enumerate(members if guess else ()):
-                    chosen = steps[k][s].unlabelled
-                    if chosen is not None:
-                        guesses[k].append(Pseudo(*(t[place, : len(chosen)] for t in guess)))
-                        guessed[k].append(chosen)
+    def take_step(self, s: int) -> None:
+        """One step of all clients that still have one; under batch norm, those with batches of one size at a time."""
+        active = sum(count > s for count in self.plan.counts)
+        for rows, widths in _groups(self.plan.sizes(s, active), self.alone):
+            members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
+            drawn = [draws(self.task, self.steps[k][s], self.streams[k]) if self.streams else {} for k in members]
+            batch, counted = _batch(self.task, self.plan, self.jobs, rows, s, widths, drawn)
+            received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
+            params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
+            with one_sample_is_too_few(self.jobs[0].client):
+                buffers = {n: b[rows] for n, b in self.buffers.items()}
+                terms, moved, pseudo = self.losses(params, buffers, batch, *received)
+            total = torch.stack(list(terms.values())).sum()
+            gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
+            self.optimiser.step(gradient, rows)
+            for name, value in moved.items():
+                self.buffers[name][rows] = value.detach()
+            for name, value in terms.items():
+                if name not in self.totals:
+                    self.totals[name] = torch.zeros(len(self.jobs), device=self.device)
+                self.totals[name][rows] += value.detach() * counted
+            for place, k in enumerate(members if pseudo else ()):
+                step = self.steps[k][s]
+                labelled = 0 if step.unlabelled is None else len(step.unlabelled)
+                self.pseudo[k].add(step, Pseudo(*(t[place, :labelled] for t in pseudo)))
 
-    seen = torch.tensor([sum(map(step_size, own)) for own in steps], dtype=torch.float32, device=device)
-    means = {name: (value / seen).tolist() for name, value in totals.items()}
-    params = {name: p.contiguous() for name, p in params.items()}
-    if norm.collects(module):
-        _collect(skeleton, method.collapse({**params, **buffers}), buffers, jobs_sorted)
-    whole = {name: {**params, **buffers}[name] for name in names}
-    stacked = StackedOutputs(skeleton, method.collapse(whole), [j.data for j in jobs_sorted], task.num_classes)
-    finite = _finite_rows(whole, len(jobs))
-    results: list[Training] = [Training(j.state, None, {}) for j in jobs]
-    for k, job in enumerate(jobs_sorted):
-        losses = {name: values[k] for name, values in means.items()}
-        own = {name: value[k] for name, value in whole.items()}
-        counts = pseudo_counts(task, job.data, job.client, guesses[k], guessed[k])
-        problem = what_is_not_finite(losses, {} if finite[k] else own)
-        if problem:
-            results[order[k]] = Training(job.state, None, losses, problem, counts)
-            continue
-        trained = StackedClient(stacked, k, own, task, job, round)
-        upload = method.client_return(trained, job.received, round)
-        after = ClientState(
-            {name: value.clone() for name, value in own.items()} if method.private_model else own,
-            optimiser.export(k) if local.keep_optimiser else {},
-            method.client_remember(trained, job.received, round),
-        )
-        results[order[k]] = Training(after, upload, losses, "", counts)
-    return results
+    def results(self) -> list[Training]:
+        """Every client after training, in the order of the jobs."""
+        task, local = self.task, self.task.local
+        seen = torch.tensor([sum(map(step_size, own)) for own in self.steps], dtype=torch.float32, device=self.device)
+        means = {name: (value / seen).tolist() for name, value in self.totals.items()}
+        whole = {**{name: p.contiguous() for name, p in self.params.items()}, **self.buffers}
+        if norm.collects(self.skeleton.module):
+            _collect(self.skeleton, whole, self.buffers, self.jobs)
+        whole = {name: whole[name] for name in self.skeleton.slots}
+        outputs = StackedOutputs(self.skeleton, whole, [j.data for j in self.jobs], task.num_classes)
+        finite = _finite_rows(whole, len(self.jobs))
+        results: dict[int, Training] = {}
+        for k, job in enumerate(self.jobs):
+            terms = {name: values[k] for name, values in means.items()}
+            own = {name: value[k] for name, value in whole.items()}
+            failure = what_is_not_finite(terms, {} if finite[k] else own)
+            trained = None if failure else StackedClient(outputs, k, own, task, job, self.round)
+            kept = self.optimiser.export(k) if local.keep_optimiser else {}
+            counts = self.pseudo[k].counts(task, job.data, job.client)
+            results[self.order[k]] = Training(trained, kept, terms, failure, counts)
+        return [results[k] for k in range(len(self.jobs))]
 
 
 def _batch(
@@ -274,23 +281,23 @@ def _batch(
     x, y = jobs[0].data.labelled.x, jobs[0].data.labelled.y
     wide, wide_pool = widths
     index, weight = own.rows[rows, s, :wide], own.weight[rows, s, :wide]
-    samples = _viewed(task, task.method.labelled_view, x[index], [d.get("labelled") for d in drawn])
+    samples = _viewed(task, task.learner.feed.labelled_view, x[index], [d.get("labelled") for d in drawn])
     batch = {"x": samples, "y": y[index], "weight": weight}
     counted = weight.sum(1)
     if own.extra is not None:
         batch["support"] = own.extra[rows, s, :wide]
     if pool is None or not wide_pool:
         return batch, counted
-    chosen, there = pool.rows[rows, s, :wide_pool], pool.weight[rows, s, :wide_pool]
+    chosen, mask = pool.rows[rows, s, :wide_pool], pool.weight[rows, s, :wide_pool]
     unlabelled = jobs[0].data.unlabelled
     assert unlabelled is not None
     u = unlabelled.x[chosen]
-    batch |= {"unlabelled": u, "unlabelled_weight": there}
-    for name in task.method.views:
+    batch |= {"unlabelled": u, "unlabelled_weight": mask}
+    for name in task.learner.feed.views:
         batch[name] = _viewed(task, name, u, [d.get(name) for d in drawn])
-    if task.method.random_numbers:
-        batch["numbers"] = _filled([d.get("numbers") for d in drawn], wide_pool, u.device)
-    return batch, torch.where(counted > 0, counted, there.sum(1))
+    if task.learner.feed.draws:
+        batch["draws"] = _filled([d.get("draws") for d in drawn], wide_pool, u.device)
+    return batch, torch.where(counted > 0, counted, mask.sum(1))
 
 
 def _viewed(task: Task, view: View, x: Tensor, drawn: Sequence[Tensor | None]) -> Tensor:
@@ -416,10 +423,6 @@ class StackedClient:
     round: int
 
     @property
-    def num_samples(self) -> Tensor:
-        return torch.tensor(len(self.stack.data[self.k]))
-
-    @property
     def num_unlabelled(self) -> int:
         return len(self.job.data.unlabelled or ())
 
@@ -446,6 +449,10 @@ class StackedClient:
     def bank(self) -> PrototypeBank:
         return self.stack.banks[self.k]
 
+    @property
+    def own_bank(self) -> PrototypeBank | None:
+        return self.bank() if "banks" in self.stack.__dict__ else None
+
     def low_bank(self) -> PrototypeBank:
         return self.stack.low_banks[self.k]
 
@@ -458,89 +465,113 @@ class StackEngine(PlainEngine):
 
     def use_unfold(self, on: bool) -> StackEngine:
         """Convolutions as unfold and matrix product in place of grouped convolution."""
-        if on != self.unfold:
+        if on and not self.unfold:
             self.unfold = on
-            self.skeleton = Skeleton(with_convolutions(self.skeleton.module, UnfoldConv2d)) if on else self._build()
+            self.skeleton = Skeleton(with_convolutions(self.skeleton.module, UnfoldConv2d))
         return self
 
-    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
-        arrived: dict[int, Bundle] = {}
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        jobs = self.jobs(downloads)
+        outcomes: dict[int, Outcome] = {}
+        for group in self._stacks(jobs, _stackable(jobs)):
+            for job, done in zip(group, train_stack(self.task, self.skeleton, group, downloads.round), strict=True):
+                after, outcomes[job.client] = finished(self.task, done, job.data, job.received, downloads.round)
+                self.keep(job.client, after)
+        yield from ((client, outcomes[client]) for client in downloads.clients)
+
+    def jobs(self, downloads: Downloads) -> list[Job]:
+        """Every client's part. Clients of one audience that remember nothing hold the very same."""
         jobs = []
         shared: dict[int, Received] = {}
-        for client, message in downloads.items():
-            if id(message) not in arrived:
-                arrived[id(message)] = wire.decode(message, f"server's message to client {client}").to(self.device)
+        for client, audience in downloads.audience.items():
             state = self.state(client)
-            received = shared.get(id(message)) if state.memory.empty else None
+            received = shared.get(audience) if state.memory.empty else None
             if received is None:
-                received = holds(arrived[id(message)], state)
+                received = with_memory(self.message(downloads, client), state.memory)
                 if state.memory.empty:
-                    shared[id(message)] = received
+                    shared[audience] = received
             jobs.append(Job(client, state, self.data.clients[client], received))
-        outcomes = {}
-        for group in self._stacks(jobs, _alike(jobs)):
-            for job, done in zip(group, train_stack(self.task, self.skeleton, group, round), strict=True):
-                self.keep(job.client, done.state)
-                encoded = None if done.upload is None else wire.encode(done.upload)
-                size = client_size(self.method, job.data)
-                outcomes[job.client] = Outcome(encoded, size, done.terms, done.failure, done.pseudo)
-        return outcomes
+        return jobs
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
+    def visits(self, downloads: Downloads, how: Evaluation) -> Iterator[Visit]:
         if not self.model_for_each:
-            return super().evaluate(server, clients, how)  # one model: nothing to stack
-        server = server.to(self.device)
-        samples = [samples_of(self.data, c, how) for c in clients]
-        scores: dict[int, Scores] = {}
-        for group in self._stacks(list(zip(clients, samples, strict=True)), [id(s.x) for s in samples]):
-            scores |= self._evaluate_group(server, group, how)
-        return [scores[c] for c in clients]
+            yield from super().visits(downloads, how)  # one model: nothing to stack
+            return
+        tensors = [id(samples_of(self.data, c, how.part).x) for c in downloads.clients]
+        for clients in self._stacks(downloads.clients, tensors):
+            models = self._models(downloads.only(clients))
+            weights = {name: torch.stack([own[name] for own in models]) for name in self.skeleton.slots}
+            group = VisitedStack(self.skeleton, weights, self.data, clients)
+            for k, client in enumerate(clients):
+                bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
+                yield StackedVisit(client, self.message(downloads, client), group, k, bank)
 
-    def _stacks(self, items: Sequence[T], alike: Sequence[Hashable]) -> list[list[T]]:
-        """Stacks of at most `largest`, each of clients that are alike: same tensor of samples, same kind of message."""
+    def _stacks(self, items: Sequence[T], keys: Sequence[Hashable]) -> list[list[T]]:
+        """Stacks of at most `largest`, each of items with one key."""
         groups: dict[Hashable, list[T]] = {}
-        for item, key in zip(items, alike, strict=True):
+        for item, key in zip(items, keys, strict=True):
             groups.setdefault(key, []).append(item)
         return [g[i : i + self.largest] for g in groups.values() for i in range(0, len(g), self.largest)]
 
-    def _evaluate_group(self, server: Bundle, group: Sequence[tuple[int, Samples]], how: Judging) -> dict[int, Scores]:
-        clients, samples = [c for c, _ in group], [t for _, t in group]
-        models = [self.method.collapse(own) for own in self._models(server, clients)]
-        weights = {name: torch.stack([own[name] for own in models]) for name in self.skeleton.slots}
-        data = [self.data.clients[c] for c in clients]
-        own = StackedOutputs(self.skeleton, weights, data, self.data.num_classes).banks
-        index, _ = padded([t.index for t in samples])
-        output = stacked_outputs(self.skeleton, weights, samples[0].x, index)
-        central: Output | None = None
-        if how.votes and self.data.central_test is not None:
-            rows = self.data.central_test.index.expand(len(clients), -1)
-            central = stacked_outputs(self.skeleton, weights, self.data.central_test.x, rows)
-        scores = {}
-        for k, (client, test) in enumerate(group):
-            mine = Output(*(t[k, : len(test)] for t in output))
-            voting = None if central is None else Output(*(t[k] for t in central))
-            scores[client] = self._score(server, client, own[k], mine, voting, how)
-        return scores
-
-    def _models(self, server: Bundle, clients: Sequence[int]) -> list[Mapping[str, Tensor]]:
+    def _models(self, downloads: Downloads) -> list[Weights]:
         """What each client is evaluated by."""
-        if not self.method.tuning_epochs:
-            return [self.state(c).weights for c in clients]
+        if not self.method.predict.tuning:
+            return [self.state(c).weights for c in downloads.clients]
         jobs = []
-        for client in clients:
-            state = ClientState(self.start)
-            sent = holds(self.method.send(server, client, 0), state)
-            jobs.append(Job(client, state, self.data.clients[client], sent))
-        models: dict[int, Mapping[str, Tensor]] = {}
-        for group in self._stacks(jobs, _alike(jobs)):
+        for client in downloads.clients:
+            received = with_memory(self.message(downloads, client), Bundle())
+            jobs.append(Job(client, ClientState(self.start), self.data.clients[client], received))
+        models: dict[int, Weights] = {}
+        for group in self._stacks(jobs, _stackable(jobs)):
             for job, done in zip(group, train_stack(self.tuning, self.skeleton, group, 0), strict=True):
                 # tuning that went to NaN: what was sent is the best there is
-                sent_weights = {**self.start, **job.received.weights}
-                models[job.client] = sent_weights if done.failure else done.state.weights
-        return [models[c] for c in clients]
+                sent = {**self.start, **job.received.weights}
+                models[job.client] = sent if done.trained is None else done.trained.weights
+        return [models[c] for c in downloads.clients]
 
 
-def _alike(jobs: Sequence[Job]) -> list[Hashable]:
+@dataclass
+class VisitedStack:
+    """Clients' models side by side, over sets of samples that are run together when the first client asks."""
+
+    skeleton: Skeleton
+    weights: Weights
+    data: FederatedData
+    clients: Sequence[int]
+    known: dict[str, Output] = field(default_factory=dict)
+
+    def outputs(self, which: SampleSet) -> Output:
+        if which not in self.known:
+            samples = [samples_of(self.data, c, which) for c in self.clients]
+            index, _ = padded([s.index for s in samples])
+            self.known[which] = stacked_outputs(self.skeleton, self.weights, samples[0].x, index)
+        return self.known[which]
+
+    @cached_property
+    def banks(self) -> PrototypeBank:
+        own = [self.data.clients[c] for c in self.clients]
+        return StackedOutputs(self.skeleton, self.weights, own, self.data.num_classes).banks
+
+
+@dataclass
+class StackedVisit:
+    """One client of a stack."""
+
+    client: int
+    received: Bundle
+    stack: VisitedStack
+    k: int
+    bank: PrototypeBank | None
+
+    def outputs(self, samples: SampleSet) -> Output:
+        n = len(samples_of(self.stack.data, self.client, samples))
+        return Output(*(t[self.k, :n] for t in self.stack.outputs(samples)))
+
+    def own_bank(self) -> PrototypeBank:
+        return self.stack.banks[self.k] if self.bank is None else self.bank
+
+
+def _stackable(jobs: Sequence[Job]) -> list[Hashable]:
     """Which clients can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
     structures: dict[int, Hashable] = {}  # most often all have received the same
     keys: list[Hashable] = []

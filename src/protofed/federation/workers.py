@@ -28,12 +28,15 @@ import torch
 from torch import Tensor
 
 from .. import wire
+from ..bank import PrototypeBank
 from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle, Message
-from .engine import Judging
-from .local import ClientState, Outcome, client_size
-from .mixed import Inner
+from .batches import client_size
+from .engine import Downloads, Taught
+from .judge import Evaluation
+from .local import ClientState, Outcome
+from .mixed import SingleProcess
 
 log = logging.getLogger("protofed")
 ARENA = 1 << 30  # reserved for messages, per direction and worker; only what is used takes memory
@@ -66,49 +69,56 @@ def reserve(size: int) -> mmap.mmap:
 
 
 class SharedStates(MutableMapping[int, ClientState]):
-    """Clients' states where every process sees them: two places for each model, of which one is current.
+    """Clients' states where every process sees them: two places for each model and its prototypes, one of them current.
 
     Only pages that were written take memory, so a client that never took part costs nothing.
     """
 
-    def __init__(self, starts: Sequence[Mapping[str, Tensor]], owner: Sequence[int], with_weights: bool) -> None:
-        self.starts, self.owner, self.with_weights = starts, owner, with_weights
-        self.sizes = [sum(value.numel() for value in start.values()) for start in starts]
-        each = [2 * self.sizes[which] for which in owner]
-        self.begin = [0, *accumulate(each)]
+    def __init__(
+        self, starts: Sequence[Mapping[str, Tensor]], owner: Sequence[int], with_weights: bool, bank: tuple[int, int]
+    ) -> None:
+        """`bank`: classes and width of the clients' prototypes."""
+        self.starts, self.owner, self.with_weights, self.bank_shape = starts, owner, with_weights, bank
+        self.sizes = [sum(v.numel() for v in start.values()) + bank[0] * (bank[1] + 1) for start in starts]
+        self.begin = [0, *accumulate(2 * self.sizes[which] for which in owner)]
         self.memory = reserve(self.begin[-1] * 4 if with_weights else 1)
         self.current = mmap.mmap(-1, len(owner))  # per client: 0 no state yet, 1 or 2 which place holds it
+        self.banked = mmap.mmap(-1, 3 * len(owner))  # per client and place: 1 where prototypes are there too
         self.extras: dict[int, bytes] = {}  # optimiser and memory; they go with the job
         self.pending: dict[int, int] = {}
 
-    def _place(self, client: int, place: int) -> Tensor:
-        size = self.sizes[self.owner[client]]
+    def _place(self, client: int, place: int) -> tuple[Tensor, PrototypeBank]:
+        """The numbers of a model in one place, and the prototypes behind them."""
+        size, (classes, dim) = self.sizes[self.owner[client]], self.bank_shape
         offset = (self.begin[client] + (place - 1) * size) * 4
-        return torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
+        whole = torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
+        weights, means, counts = whole.split([size - classes * (dim + 1), classes * dim, classes])
+        return weights, PrototypeBank(means.view(classes, dim), counts)
 
     def __getitem__(self, client: int) -> ClientState:
         place = self.current[client]
         if place == 0:
             raise KeyError(client)
-        weights = self.starts[self.owner[client]]
-        if self.with_weights:
-            pieces = self._place(client, place).split([value.numel() for value in weights.values()])
-            weights = {n: p.view(v.shape) for (n, v), p in zip(weights.items(), pieces, strict=True)}
         extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
-        tensors = dict(extra.tensors)
-        optimiser = {k.removeprefix("optimiser/"): tensors.pop(k) for k in list(tensors) if k.startswith("optimiser/")}
-        return ClientState(weights, optimiser, Bundle(extra.bank, extra.banks, extra.weights, tensors, extra.scalars))
+        if not self.with_weights:
+            return ClientState.of({}, extra, None)
+        start, (flat, bank) = self.starts[self.owner[client]], self._place(client, place)
+        pieces = flat.split([value.numel() for value in start.values()])
+        weights = {n: p.view(v.shape) for (n, v), p in zip(start.items(), pieces, strict=True)}
+        return ClientState.of(weights, extra, bank if self.banked[3 * client + place] else None)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write beside the current state; `commit` makes it the current one."""
         place = 2 if self.current[client] == 1 else 1
         if self.with_weights:
-            flat = self._place(client, place)
+            flat, bank = self._place(client, place)
             names = self.starts[self.owner[client]]
             torch.cat([state.weights[name].reshape(-1) for name in names], out=flat)
-        memory = state.memory
-        tensors = {**memory.tensors, **{f"optimiser/{k}": v for k, v in state.optimiser.items()}}
-        self._keep(client, wire.encode(Bundle(memory.bank, memory.banks, memory.weights, tensors, memory.scalars)))
+            self.banked[3 * client + place] = state.bank is not None
+            if state.bank is not None:
+                bank.means.copy_(state.bank.means)
+                bank.counts.copy_(state.bank.counts)
+        self._keep(client, wire.encode(state.beside_weights()))
         self.pending[client] = place
 
     def _keep(self, client: int, extra: bytes) -> None:
@@ -170,73 +180,87 @@ class Worker:
     job: int | None = None  # what it is at
 
 
+class PlacedMessages:
+    """The messages of a job where they lie in shared memory; a worker copies one out when it decodes it."""
+
+    def __init__(self, arena: Arena, places: Mapping[int, tuple[int, int] | Message]) -> None:
+        self.arena, self.places = arena, places
+
+    def __getitem__(self, audience: int, /) -> Message:
+        return self.arena.take(self.places[audience])
+
+
 class WorkerEngine:
     """Spreads clients over worker processes, each of which trains them with `inner` (a loop or a stack)."""
 
-    def __init__(self, inner: Inner, workers: int, *, stacked: Sequence[bool] = (False,)) -> None:
+    def __init__(self, inner: SingleProcess, workers: int, *, stacked: Sequence[bool] = (False,)) -> None:
         """`stacked`: for each architecture, whether a worker takes its share of all clients at once, or one at a time."""
         self.inner, self.stacked = inner, stacked
         self.starts, self.owner, self.dim, self.parameters = inner.starts, inner.owner, inner.dim, inner.parameters
         self.method, self.data = inner.method, inner.data
         if any(v.dtype != torch.float32 or v.device.type != "cpu" for start in self.starts for v in start.values()):
             raise ProtofedError("engine=workers holds float32 models on the CPU; choose engine=stack or engine=loop")
-        self.states = SharedStates(self.starts, self.owner, self.method.private_model)
-        inner.clients = self.states
+        keeps_model = self.method.exchange.keeps_model
+        self.states = SharedStates(self.starts, self.owner, keeps_model, (self.data.num_classes, self.dim))
+        inner.states = self.states
         self.arena = Arena()
         self.count = workers
         self.workers: list[Worker] = []
-        self.last: tuple[int, tuple[int, int] | Message, Message] | None = None  # what a worker was sent
+        self.places: dict[int, tuple[int, int] | Message] = {}  # where the messages of a call lie in the arena
 
     # --- the parent -----------------------------------------------------------------------------------------------
-    def train(self, round: int, downloads: Mapping[int, Message]) -> dict[int, Outcome]:
-        self.arena.used = 0
-        placed: dict[int, Any] = {}
-        for message in downloads.values():
-            if id(message) not in placed:
-                placed[id(message)] = self.arena.put(message)
-        groups = self._groups(list(downloads))
-        jobs = []
-        for clients in groups:
-            distinct = list(dict.fromkeys(id(downloads[c]) for c in clients))
-            messages = [placed[key] for key in distinct]
-            which = {c: distinct.index(id(downloads[c])) for c in clients}
-            jobs.append(("train", round, which, messages, self._extras(clients)))
-        outcomes: dict[int, Outcome] = {}
-        for clients, replies in zip(groups, self._run(jobs), strict=True):
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        """Outcomes in the order asked, because a sum depends on it; those that come too early wait for their turn."""
+        large = any(part.kind == "weights" for part in self.method.exchange.up)
+        groups = self._groups(downloads.clients, in_order=large)
+        self.places, self.arena.used = {}, 0
+        waiting: dict[int, Outcome] = {}
+        turn = iter(downloads.clients)
+        client = next(turn, None)
+        for job, replies in self._run([self._job(downloads, clients, self._extras(clients)) for clients in groups]):
             if replies is None:
-                lost = "its worker process died each time it was tried"
-                outcomes |= {
-                    c: Outcome(None, client_size(self.method, self.data.clients[c]), {}, lost) for c in clients
-                }
-                continue
-            outcomes |= replies
-        return {client: outcomes[client] for client in downloads}  # in the order asked: a sum depends on it
+                lost = Outcome(None, {}, "its worker process died each time it was tried")
+                replies = dict.fromkeys(groups[job], lost)
+            waiting |= replies
+            while client in waiting:
+                yield client, waiting.pop(client)
+                client = next(turn, None)
 
-    def train_server(self, state: Bundle, round: int) -> tuple[Bundle | None, Mapping[str, float], str]:
-        return self.inner.train_server(state, round)
+    def teach(self, state: Any, round: int) -> Taught:
+        return self.inner.teach(state, round)
 
-    def evaluate(self, server: Bundle, clients: Sequence[int], how: Judging = Judging()) -> list[Scores]:  # noqa: B008
+    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
         if not self.inner.model_for_each:
-            return self.inner.evaluate(server, clients, how)
-        self.arena.used = 0
-        message = self.arena.put(wire.encode(server))
-        groups = self._groups(list(clients), of_tests=not self.method.tuning_epochs)
-        jobs = [("evaluate", message, group, how) for group in groups]
+            return self.inner.evaluate(downloads, how)
+        groups = self._groups(downloads.clients, of_tests=not self.method.predict.tuning)
+        self.places, self.arena.used = {}, 0
         scores: dict[int, Scores] = {}
-        for group, reply in zip(groups, self._run(jobs), strict=True):
+        for job, reply in self._run([self._job(downloads, clients, how) for clients in groups]):
             if reply is None:
-                raise RuntimeError(f"the worker evaluating clients {group} died {TRIES} times")
-            scores |= dict(zip(group, reply, strict=True))
-        return [scores[c] for c in clients]
+                raise RuntimeError(f"the worker evaluating clients {groups[job]} died {TRIES} times")
+            scores |= reply
+        return {client: scores[client] for client in downloads.clients}
 
-    def _groups(self, clients: list[int], of_tests: bool = False) -> list[list[int]]:
-        """Most work first, so that the last job to end is a short one. A job holds clients of one architecture."""
+    def _job(self, downloads: Downloads, clients: Sequence[int], beside: Any) -> tuple[Any, ...]:
+        """What a worker is told: which clients, what they were sent, and their states' extras or how to evaluate."""
+        audience = {c: downloads.audience[c] for c in clients}
+        for which in dict.fromkeys(audience.values()):
+            if which not in self.places:
+                self.places[which] = self.arena.put(downloads.messages[which])
+        places = {which: self.places[which] for which in dict.fromkeys(audience.values())}
+        return downloads.purpose, downloads.round, audience, places, beside
+
+    def _groups(self, clients: list[int], of_tests: bool = False, in_order: bool = False) -> list[list[int]]:
+        """Most work first, so that the last job to end is a short one; in the order asked where what comes back is large
+        and would have to wait. A job holds clients of one architecture."""
 
         def work(group: list[int]) -> int:
             own = [self.data.clients[c] for c in group]
-            samples = sum(len(c.test) if of_tests else client_size(self.method, c) for c in own)
+            samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in own)
             return samples * self.parameters[self.owner[group[0]]]
 
+        if in_order and not any(self.stacked):
+            return [[client] for client in clients]
         groups: list[list[int]] = []
         for which, stacked in enumerate(self.stacked):
             members = sorted((c for c in clients if self.owner[c] == which), key=lambda c: -work([c]))
@@ -247,14 +271,13 @@ class WorkerEngine:
     def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
         return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}
 
-    def _run(self, jobs: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Each job's reply, or None where its worker died `TRIES` times.
+    def _run(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        """Each job's number and reply as it comes, None where its worker died `TRIES` times.
 
         A worker is given a job when it waits for one: with both sides writing at once, full pipes would block both.
         """
         while len(self.workers) < self.count:
             self.workers.append(self._start())
-        replies: list[Any] = [None] * len(jobs)
         tries = [0] * len(jobs)
         waiting = deque(range(len(jobs)))
         while True:
@@ -265,7 +288,7 @@ class WorkerEngine:
                         worker.pipe.send(jobs[worker.job])
             busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
-                return replies
+                return
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 try:
@@ -275,13 +298,20 @@ class WorkerEngine:
                     tries[job] += 1
                     if tries[job] < TRIES:
                         waiting.appendleft(job)
+                    else:
+                        yield job, None
                     continue
                 assert worker.job is not None
                 if kind == "error":
                     self.close()
                     raise content
-                replies[worker.job] = self._take(worker, jobs[worker.job][0], content)
-                worker.job = None
+                job, worker.job = worker.job, None
+                reply = self._take(worker, jobs[job][0], content)
+                if waiting:  # it works on while the reply is used
+                    worker.job = waiting.popleft()
+                    with contextlib.suppress(OSError):
+                        worker.pipe.send(jobs[worker.job])
+                yield job, reply
 
     def _bury(self, worker: Worker) -> int:
         """Replace a dead worker; gives the job it was at."""
@@ -301,11 +331,10 @@ class WorkerEngine:
         if kind == "evaluate":
             return content
         outcomes = {}
-        for client, place, extra, upload, num_samples, terms, failure, pseudo in content:
+        for client, place, extra, upload, *about in content:
             if place:
                 self.states.commit(client, place, worker.arena.get(extra))
-            encoded = None if upload is None else worker.arena.take(upload)
-            outcomes[client] = Outcome(encoded, num_samples, terms, failure, pseudo)
+            outcomes[client] = Outcome(None if upload is None else worker.arena.take(upload), *about)
         return outcomes
 
     def _start(self) -> Worker:
@@ -345,28 +374,19 @@ class WorkerEngine:
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
         arena.used = 0  # the parent has read what the last job left there
-        if job[0] == "evaluate":
-            _, message, clients, how = job
+        purpose, round, audience, places, beside = job
+        downloads = Downloads(round, PlacedMessages(self.arena, places), audience, purpose)
+        if purpose == "evaluate":
             self.states.extras = {}
-            return self.inner.evaluate(wire.decode(self.arena.get(message), "server's state"), clients, how)
-        _, round, which, messages, extras = job
-        self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in extras.items()}, {}
-        arrived = [self._received(round, m) for m in messages]
-        outcomes = self.inner.train(round, {c: arrived[i] for c, i in which.items()})
+            return self.inner.evaluate(downloads, beside)
+        self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in beside.items()}, {}
         replies = []
-        for client, outcome in outcomes.items():
+        for client, outcome in self.inner.train(downloads):
             place = 0 if outcome.failure else self.states.pending.get(client, 0)
             upload = None if outcome.upload is None else arena.put(outcome.upload)
             extra = arena.put(self.states.extras.get(client, b""))
-            about = (dict(outcome.terms), outcome.failure, dict(outcome.pseudo))
-            replies.append((client, place, extra, upload, outcome.num_samples, *about))
+            replies.append((client, place, extra, upload, dict(outcome.terms), outcome.failure, dict(outcome.pseudo)))
         return replies
-
-    def _received(self, round: int, place: tuple[int, int] | Message) -> Message:
-        """A message to clients. Most often all get the same, and the worker's next client finds what the last one had."""
-        if self.last is None or self.last[:2] != (round, place):
-            self.last = (round, place, self.arena.take(place))
-        return self.last[2]
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> dict[int, ClientState]:

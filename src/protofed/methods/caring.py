@@ -7,21 +7,22 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar
 
-from ..wire import Bundle
-from .base import Received, Setup, Trained, Upload, register, weighted_average
-from .fedavg import FedAvg
+from ..wire import Bundle, Exchange, number, weights
+from .base import Method, register
+from .client import Network, Terms, Trained
+from .parts import CE, Batch, Each, Received, Reduce, Reduced, Upload, weighted_average
+from .server import Setup, Shared
 
 ROUNDING = 1e-9  # a client exactly at the mean must not fall below it by the last bit
 
 
-@register("caring")
+@register("caring", paper="Li et al., IEEE TMC 2023")
 @dataclass(frozen=True)
-class Caring(FedAvg):
+class Caring(Method):
     """FedAvg whose shares are `high` for clients at or above the round's mean local accuracy, `low` for the others."""
 
-    paper: ClassVar[str] = "Li et al., IEEE TMC 2023"
-    travels: ClassVar[tuple[str, ...]] = ("weights", "scalars.performance")
-    required: ClassVar[tuple[str, ...]] = ("weights", "scalars.performance")
+    exchange: ClassVar[Exchange] = Exchange((weights(),), (weights(), number("performance")), keeps_model=False)
+    reduce: ClassVar[Reduce] = Each()
 
     low: float = 0.3
     high: float = 1.0
@@ -30,7 +31,10 @@ class Caring(FedAvg):
         if not 0 < self.low <= self.high:
             raise ValueError("expected 0 < low ≤ high")
 
-    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
+        return CE()(net, net(batch.x), batch, received, round)
+
+    def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         (_, logits), batch = trained.outputs()
         hits = (logits.argmax(-1) == batch.y) * batch.weight
         performance = float(hits.sum()) / float(batch.weight.sum())
@@ -42,5 +46,7 @@ class Caring(FedAvg):
         least = fmean(performance) - ROUNDING
         return [self.high if p >= least else self.low for p in performance]
 
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        return replace(state, weights={**state.weights, **weighted_average(uploads, self.shares(uploads))})
+    def update(self, state: Shared, reduced: Reduced, round: int, setup: Setup) -> Shared:
+        shares = {u.client: s for u, s in zip(reduced.uploads, self.shares(reduced.uploads), strict=True)}
+        average = weighted_average(reduced.uploads, lambda upload: shares[upload.client])
+        return replace(state, weights={**state.weights, **average})

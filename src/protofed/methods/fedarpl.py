@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -16,80 +15,58 @@ from torch import Tensor
 from .. import aggregate, losses
 from ..bank import PrototypeBank
 from ..evaluate.geometry import feature_space_separation
-from ..wire import Bundle
-from .base import (
-    Batch,
-    Loss,
-    Network,
-    Pseudo,
-    Received,
-    Setup,
-    SharedModel,
-    Step,
-    Trained,
-    Upload,
-    View,
-    bank_of,
-    moved,
-    register,
-    unlabelled_epochs,
-    weighted_average,
-)
+from ..schedules import Weight, weight_at
+from ..wire import Bundle, Exchange, bank, number, weights
+from .base import Method, register
+from .checks import a_share, at_least_one, not_negative
+from .client import Loss, Network, Pseudo, Terms, Trained, Weights
+from .parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, bank_of
+from .phases import Transition
+from .server import Measures, Setup, State, Teacher, state
 
 log = logging.getLogger("protofed")
 
 
-@register("server-only")
-@dataclass(frozen=True)
-class ServerOnly(SharedModel):
-    """The server trains on its own labels and asks no client: what labels at the server are worth by themselves."""
+@state
+class Phases(State):
+    """The global model and prototypes, which phase the federation is in, and what decides on the next one."""
 
-    asks_clients: ClassVar[bool] = False
-    needs_labels: ClassVar[bool] = False
-    server_view: ClassVar[View] = "weak"
-
-    epochs_at_server: int = 5
-
-    def __post_init__(self) -> None:
-        if self.epochs_at_server < 1:
-            raise ValueError("epochs_at_server must be 1 or more")
+    weights: Weights
+    prototypes: PrototypeBank  # P_g
+    phase: int = 1
+    threshold: float = 1.0  # τ; until the server has trained nothing is sure enough: no probability is above 1
+    velocity: Weights = field(default_factory=dict)
+    history: Tensor = field(default_factory=lambda: torch.zeros(0))  # the last scores that the next phase waits for
+    fss: float | None = None
+    gcplca: float | None = None
+    began: int | None = None  # the first round of phase 3
+    own: PrototypeBank | None = None  # P_s, the server's own, in phase 3
 
     @property
-    def server_training_epochs(self) -> int:
-        return self.epochs_at_server
-
-    def server_loss(self, network: Network, batch: Batch, state: Bundle, round: int) -> dict[str, Tensor]:
-        return {"ce": losses.cross_entropy(network(batch.x).logits, batch.y, weight=batch.weight)}  # Eq. 9
-
-    def server_trained(self, state: Bundle, trained: Trained, round: int) -> Bundle:
-        return replace(state, weights={**state.weights, **trained.weights}, bank=trained.bank())
+    def bank(self) -> PrototypeBank | None:
+        """The prototypes are sent from phase 2 on."""
+        return self.prototypes if self.phase > 1 else None
 
 
-@register("fedarpl")
+@register("fedarpl", paper="Fed-ARPL, under review, 2026")
 @dataclass(frozen=True)
-class FedARPL(SharedModel):
-    """Adaptive threshold, then the server's prototypes as teacher, then the clients' as feedback (Fed-ARPL, 2026).
+class FedARPL(Method):
+    """Adaptive threshold, then the server's prototypes as teacher, then the clients' as feedback."""
 
-    The server's state: `weights`; `bank` the global prototypes; `banks.teacher` the server's own, in phase 3; scalars
-    `phase`, `threshold`, `fss`, `gcplca` and `began` (the first round of phase 3); tensors `history` (the last scores
-    that the next phase waits for) and the velocity of each parameter.
-    """
-
-    paper: ClassVar[str] = "Fed-ARPL, under review, 2026"
-    travels: ClassVar[tuple[str, ...]] = ("weights", "bank", "scalars.threshold", "scalars.phase", "scalars.confidence")
-    required: ClassVar[tuple[str, ...]] = ("weights", "scalars.confidence")
-    reads_unlabelled: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = False
-    views: ClassVar[tuple[View, ...]] = ("weak", "strong")
-    server_view: ClassVar[View] = "weak"
+    exchange: ClassVar[Exchange] = Exchange(
+        down=(weights(), bank(optional=True), number("phase"), number("threshold")),
+        up=(weights(), bank(optional=True), number("confidence")),
+        keeps_model=False,
+    )
+    feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"))
 
     epochs_at_server: int = 5  # E at the server; at the clients it is `epochs`
     server_momentum: float = 0.5
     threshold: Literal["adaptive"] | float = "adaptive"  # τ: Eq. 2, or a fixed one
     consistency: bool = True  # off: the loss on pseudo-labels takes the weak view that they were made from
     phases: Literal[1, 2, 3] = 3  # the highest phase that may begin
-    client_weight: float = 1.0  # λ_plc of Eq. 4; 10 for CIFAR-100
-    server_weight: float = 1.0  # λ_pls
+    client_weight: Weight = 1.0  # λ_plc of Eq. 4; 10 for CIFAR-100
+    server_weight: Weight = 1.0  # λ_pls
     reduction: Literal["mean", "sum"] = "mean"  # over dimensions, in Eq. 5
     stricter: float = 0.05  # τ' − τ, while there is room below 1
     teacher_share: float = 0.7  # α_0 of Eq. 7
@@ -103,75 +80,59 @@ class FedARPL(SharedModel):
     gcplca_mean: float = 0.95
     gcplca_deviation: float = 0.05
     rate: float = 0.01  # with transition=adaptive: the largest change of a score a round, as a share of the score
+    reduce: Reduce = Mean("size")  # Eq. 6 and 10
 
     def __post_init__(self) -> None:
-        shares = ("server_momentum", "stricter", "teacher_share", "teacher_decay", "prototype_momentum")
-        for name in (*shares, *(["threshold"] if self.threshold != "adaptive" else [])):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie between 0 and 1")
-        for name in ("client_weight", "server_weight", "fss_deviation", "gcplca_deviation", "rate"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more")
-        for name in ("epochs_at_server", "fss_window", "gcplca_window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more")
+        a_share(self, "server_momentum", "stricter", "teacher_share", "teacher_decay", "prototype_momentum")
+        if self.threshold != "adaptive":
+            a_share(self, "threshold")
+        not_negative(self, "client_weight", "server_weight", "fss_deviation", "gcplca_deviation", "rate")
+        at_least_one(self, "epochs_at_server", "fss_window", "gcplca_window")
         if self.transition == "adaptive" and min(self.fss_window, self.gcplca_window) < 2:
             raise ValueError("transition=adaptive needs windows of 2 or more: one score has no rate of change")
 
     # --- server: its own training ---------------------------------------------------------------------------------
+    def start(self, setup: Setup) -> Phases:
+        return Phases(setup.weights, PrototypeBank.empty(setup.num_classes, setup.dim))
+
     @property
-    def server_training_epochs(self) -> int:
-        return self.epochs_at_server
+    def teacher(self) -> Teacher:
+        return Teacher(self.epochs_at_server, self.teacher_terms, self.learnt)
 
-    def server_start(self, setup: Setup) -> Bundle:
-        """Until the server has trained, nothing is sure enough: no probability is above 1."""
-        bank = PrototypeBank.empty(setup.num_classes, setup.dim)
-        return Bundle(bank=bank, weights=setup.weights, scalars={"phase": 1.0, "threshold": 1.0})
-
-    def server_loss(self, network: Network, batch: Batch, state: Bundle, round: int) -> dict[str, Tensor]:
-        z, logits = network(batch.x)
+    def teacher_terms(self, net: Network, batch: Batch, state: Phases, round: int) -> Terms:
+        z, logits = net(batch.x)
         terms = {"ce": losses.cross_entropy(logits, batch.y, weight=batch.weight)}  # Eq. 9
-        if state.scalars["phase"] == 3:
-            align = losses.alignment(z, batch.y, bank_of(state), self.reduction, weight=batch.weight)  # Eq. 11
-            terms["align"] = self.server_weight * align
+        if state.phase == 3:
+            align = losses.alignment(z, batch.y, state.prototypes, self.reduction, weight=batch.weight)  # Eq. 11
+            terms["align"] = weight_at(self.server_weight, round) * align
         return terms
 
-    def server_trained(self, state: Bundle, trained: Trained, round: int) -> Bundle:
-        """The threshold, the teacher's prototypes, and whether phase 2 begins with the next round."""
+    def learnt(self, state: Phases, trained: Trained, round: int) -> Phases:
+        """The threshold, the server's own prototypes, and whether phase 2 begins with the next round."""
         output, batch = trained.outputs()
-        teacher = trained.bank()
-        fss = float(feature_space_separation(output.embedding, batch.y, teacher))  # Eq. 3
+        own = trained.bank()
+        fss = float(feature_space_separation(output.embedding, batch.y, own))  # Eq. 3
         sure = float(output.logits.softmax(-1).amax(-1).mean())  # Eq. 2
-        scalars = {**state.scalars, "fss": fss, "threshold": sure if self.threshold == "adaptive" else self.threshold}
-        state = replace(state, weights={**state.weights, **trained.weights}, scalars=scalars)
-        if scalars["phase"] == 3:
-            return replace(state, banks={"teacher": teacher})
-        return self._next_phase(replace(state, bank=teacher), 1, fss, round)  # P_g ← P_s
+        threshold = sure if self.threshold == "adaptive" else self.threshold
+        state = replace(state, weights={**state.weights, **trained.weights}, threshold=threshold, fss=fss)
+        if state.phase == 3:
+            return replace(state, own=own)
+        return self._with_score(replace(state, prototypes=own), 1, fss, round)  # P_g ← P_s
 
     # --- client ---------------------------------------------------------------------------------------------------
-    def send(self, state: Bundle, client: int, round: int) -> Bundle:
-        """The model, τ and the phase; from phase 2 on the prototypes."""
-        scalars = {name: state.scalars[name] for name in ("phase", "threshold")}
-        return Bundle(bank=state.bank if scalars["phase"] > 1 else None, weights=state.weights, scalars=scalars)
-
-    def steps(
-        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
-    ) -> Iterator[Step]:
-        return unlabelled_epochs(num_unlabelled, epochs, batch, generator)
-
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         assert batch.weak is not None and batch.strong is not None and batch.unlabelled_weight is not None
-        sure, label = network.frozen(batch.weak, received.weights).logits.softmax(-1).max(-1)
+        sure, label = net.frozen(batch.weak, received.weights).logits.softmax(-1).max(-1)
         accepted = (sure > received.scalars["threshold"]).to(sure.dtype)
-        z, logits = network(batch.strong if self.consistency else batch.weak)
-        there = batch.unlabelled_weight
-        terms = {"unlabelled": losses.pseudo_cross_entropy(logits, label, accepted, weight=there)}  # Eq. 1
+        z, logits = net(batch.strong if self.consistency else batch.weak)
+        weight = batch.unlabelled_weight
+        terms = {"unlabelled": losses.pseudo_cross_entropy(logits, label, accepted, weight=weight)}  # Eq. 1
         if received.bank is not None:
-            align = losses.alignment(z, label, received.bank, self.reduction, weight=there * accepted)  # Eq. 5
-            terms["align"] = self.client_weight * align  # Eq. 4
+            align = losses.alignment(z, label, received.bank, self.reduction, weight=weight * accepted)  # Eq. 5
+            terms["align"] = weight_at(self.client_weight, round) * align  # Eq. 4
         return Loss(terms, Pseudo(label, accepted, sure))
 
-    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         """The model and how sure the received one is; in phase 3 also prototypes of the samples that one is surest of."""
         sure, label = trained.unlabelled(weights=received.weights).logits.softmax(-1).max(-1)
         content = Bundle(weights=trained.weights, scalars={"confidence": float(sure.mean())})
@@ -186,87 +147,56 @@ class FedARPL(SharedModel):
         return min(threshold + self.stricter, (1 + threshold) / 2)
 
     # --- server: what comes back ----------------------------------------------------------------------------------
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        gcplca = sum(u.content.scalars["confidence"] for u in uploads) / len(uploads)
-        scalars = {**state.scalars, "gcplca": gcplca}
-        state = replace(moved(state, weighted_average(uploads), self.server_momentum), scalars=scalars)  # Eq. 10
-        if scalars["phase"] < 3:
-            return self._next_phase(state, 2, gcplca, round)
-        return replace(state, bank=self.prototypes(state, uploads, round))
+    def update(self, state: Phases, reduced: Reduced, round: int, setup: Setup) -> Phases:
+        gcplca = reduced.scalars["confidence"]
+        moved = aggregate.with_momentum(state.weights, reduced.weights, state.velocity, self.server_momentum)  # Eq. 10
+        model, velocity = {**state.weights, **moved[0]}, {**state.velocity, **moved[1]}
+        state = replace(state, weights=model, velocity=velocity, gcplca=gcplca)
+        if state.phase < 3:
+            return self._with_score(state, 2, gcplca, round)
+        return replace(state, prototypes=self.blended(state, reduced.bank, round))
 
-    def prototypes(self, state: Bundle, uploads: Sequence[Upload], round: int) -> PrototypeBank:
-        """The global prototypes after a round of phase 3. A class that no student reported keeps the teacher's."""
-        banks = [u.content.bank for u in uploads if u.content.bank is not None]
-        teacher = state.banks["teacher"]
-        if banks:
-            students = aggregate.weighted_mean(PrototypeBank.stack(banks))  # Eq. 6
+    def blended(self, state: Phases, students: PrototypeBank | None, round: int) -> PrototypeBank:
+        """The global prototypes after a round of phase 3. A class that no student reported keeps the server's own."""
+        assert state.own is not None
+        teacher = state.own
+        if students is not None:  # Eq. 6
             teacher = aggregate.blend(teacher, students, self.teacher_share_at(state, round))  # Eq. 7
-        return aggregate.momentum_blend(bank_of(state), teacher, self.prototype_momentum)  # Eq. 8
+        return aggregate.momentum_blend(state.prototypes, teacher, self.prototype_momentum)  # Eq. 8
 
-    def teacher_share_at(self, state: Bundle, round: int) -> float:
+    def teacher_share_at(self, state: Phases, round: int) -> float:
         """α_t = α_0 · decay^(rounds since phase 3 began)."""
-        return self.teacher_share * self.teacher_decay ** (round - state.scalars["began"])
+        assert state.began is not None
+        return self.teacher_share * self.teacher_decay ** (round - state.began)
 
     # --- phases ---------------------------------------------------------------------------------------------------
-    def _next_phase(self, state: Bundle, phase: Literal[1, 2], score: float, round: int) -> Bundle:
+    def next_phase_after(self, phase: int) -> Transition:
+        """The rule by which the phase after this one begins."""
+        rate = self.rate if self.transition == "adaptive" else None
+        if phase == 1:
+            return Transition("FSS", self.fss_window, self.fss_mean, self.fss_deviation, rate)
+        return Transition("GCPLCA", self.gcplca_window, self.gcplca_mean, self.gcplca_deviation, rate)
+
+    def _with_score(self, state: Phases, phase: Literal[1, 2], score: float, round: int) -> Phases:
         """The state with one more score of the phase it is in, and in the next phase where that is due."""
-        if state.scalars["phase"] != phase:
+        if state.phase != phase:
             return state
-        name = "FSS" if phase == 1 else "GCPLCA"
-        before = state.tensors.get("history", torch.zeros(0))
-        history = torch.cat([before, before.new_tensor([score])])[-self._span(phase) :]
-        due = self.due(history, phase) if phase < self.phases else ""
+        rule = self.next_phase_after(phase)
+        history = torch.cat([state.history, state.history.new_tensor([score])])[-rule.span :]
+        due = rule.due(history) if phase < self.phases else ""
         if not due:
-            return replace(state, tensors={**state.tensors, "history": history})
-        log.info("round %d: phase %d begins: %s has %s", round + 1, phase + 1, name, due)
-        scalars = {**state.scalars, "phase": phase + 1.0, **({"began": round + 1.0} if phase == 2 else {})}
-        return replace(state, tensors={**state.tensors, "history": history[:0]}, scalars=scalars)
+            return replace(state, history=history)
+        log.info("round %d: phase %d begins: %s has %s", round + 1, phase + 1, rule.score, due)
+        began = round + 1 if phase == 2 else state.began
+        return replace(state, history=history[:0], phase=phase + 1, began=began)
 
-    def _span(self, phase: int) -> int:
-        """How many scores the rule looks at."""
-        window = self.fss_window if phase == 1 else self.gcplca_window
-        return window if self.transition == "windowed" else 2 * window - 1
-
-    def due(self, history: Tensor, phase: int) -> str:
-        """Why the phase after this one begins; empty where it does not."""
-        if len(history) < self._span(phase):
-            return ""
-        scores = history.double()
-        if self.transition == "windowed":
-            mean, deviation = float(scores.mean()), float(scores.std(unbiased=False))
-            low, wide = self._limits(phase)
-            met = mean >= low and deviation <= wide
-            return f"mean {mean:.4g} and deviation {deviation:.4g} over {len(scores)} rounds" if met else ""
-        most = float(rates(scores, (len(scores) + 1) // 2).max())
-        return f"changed by at most {most:.2%} a round over {len(scores)} rounds" if most <= self.rate else ""
-
-    def _limits(self, phase: int) -> tuple[float, float]:
-        return (self.fss_mean, self.fss_deviation) if phase == 1 else (self.gcplca_mean, self.gcplca_deviation)
-
-    def measures(self, state: Bundle, round: int) -> Mapping[str, float]:
-        """The phase is the one this round was in."""
-        there = {name: state.scalars[name] for name in ("threshold", "fss", "gcplca") if name in state.scalars}
-        return {**there, "phase": 2.0 if state.scalars.get("began", round) > round else state.scalars["phase"]}
-
-    def closing_note(self, state: Bundle, rounds: int) -> str:
-        phase = int(state.scalars["phase"])
-        if phase >= self.phases:
-            return ""
-        name, window = ("fss", self.fss_window) if phase == 1 else ("gcplca", self.gcplca_window)
-        low, wide = self._limits(phase)
-        rule = f"mean of at least {low:g} and a deviation of at most {wide:g}"
-        if self.transition == "adaptive":
-            rule = f"rate of change of at most {self.rate:g}"
-        last = f"; its last value is {state.scalars[name]:.4g}" if name in state.scalars else ""
-        return (
-            f"fedarpl was in phase {phase} of {self.phases} when its {rounds} rounds ended: "
-            f"{name.upper()} never had a {rule} over a window of {window} rounds{last}"
-        )
-
-
-def rates(scores: Tensor, window: int) -> Tensor:
-    """Of each run of `window` scores the slope of the line through them by least squares, a round, over their mean."""
-    runs = scores.unfold(0, window, 1)
-    t = torch.arange(window, dtype=scores.dtype, device=scores.device)
-    t = t - t.mean()
-    return ((runs @ t) / (t @ t)).abs() / runs.mean(-1).abs().clamp_min(1e-12)
+    def describe(self, state: Phases, round: int) -> Measures:
+        """The phase is the one this round was in; the note says what a phase that never began was waiting for."""
+        scores = {"threshold": state.threshold, "fss": state.fss, "gcplca": state.gcplca}
+        numbers = {name: value for name, value in scores.items() if value is not None}
+        phase = 2 if state.began is not None and state.began > round else state.phase
+        note = ""
+        if state.phase < self.phases:
+            waiting = self.next_phase_after(state.phase).waiting(state.fss if state.phase == 1 else state.gcplca)
+            note = f"fedarpl was in phase {state.phase} of {self.phases} when its {round} rounds ended: {waiting}"
+        return Measures({**numbers, "phase": float(phase)}, note)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from ..wire import Exchange
+from .base import MODEL, Method, register
+from .client import Network, Terms
+from .parts import CE, Batch, Mean, Received, Reduce
 
-from .. import losses
-from .base import Batch, Network, Received, SharedModel, register
 
-
-@register("fedavg")
+@register("fedavg", paper="McMahan et al., AISTATS 2017")
 @dataclass(frozen=True)
-class FedAvg(SharedModel):
+class FedAvg(Method):
     """Clients train the global model on their data; the server averages the weights by sample count."""
 
-    paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    exchange: ClassVar[Exchange] = MODEL
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
-        _, logits = network(batch.x)
-        return {"ce": losses.cross_entropy(logits, batch.y, weight=batch.weight)}
+    reduce: Reduce = Mean("size")
+
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
+        return CE()(net, net(batch.x), batch, received, round)

@@ -2,67 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from .. import aggregate, losses
+from .. import losses
 from ..bank import PrototypeBank, unit
-from ..wire import Bundle
-from .base import (
-    Batch,
-    Network,
-    Received,
-    Setup,
-    SharedBank,
-    Trained,
-    Upload,
-    bank_of,
-    register,
-    uploaded_banks,
-    weighted_average,
-)
+from ..wire import Bundle, Exchange
+from .base import MODEL_AND_PROTOTYPES, PROTOTYPES, Method, register
+from .checks import at_least_one
+from .client import Network, Terms, Trained
+from .parts import Batch, Head, Mean, Predict, Received, Reduce, bank_of
 
 
-@register("fedproc")
+@register("fedproc", paper="Mu et al., FGCS 2023")
 @dataclass(frozen=True)
-class FedProc(SharedBank):
-    """α·CE + (1−α)·contrast with the class centres, α growing from 0 to 1; weights are averaged (Mu et al., FGCS 2023)."""
-
-    paper: ClassVar[str] = "Mu et al., FGCS 2023"
+class FedProc(Method):
+    """α·CE + (1−α)·contrast with the class centres, α growing from 0 to 1; weights are averaged."""
 
     rounds_to_ce: int = 100  # after so many rounds cross-entropy is all there is
     average_weights: bool = True  # off: private models and only centres travel, as FedPAGR compares with it
+    reduce: Reduce = Mean("size")
 
     def __post_init__(self) -> None:
-        if self.rounds_to_ce < 1:
-            raise ValueError("rounds_to_ce must be 1 or more")
+        at_least_one(self, "rounds_to_ce")
 
     @property
-    def travels(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("bank", "weights") if self.average_weights else ("bank",)
+    def exchange(self) -> Exchange:
+        return MODEL_AND_PROTOTYPES if self.average_weights else PROTOTYPES
 
     @property
-    def required(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.travels
-
-    @property
-    def private_model(self) -> bool:  # type: ignore[override]
-        return not self.average_weights
-
-    def server_start(self, setup: Setup) -> Bundle:
-        return replace(super().server_start(setup), weights=setup.weights if self.average_weights else {})
+    def predict(self) -> Predict:
+        """The cosine, by which the contrast is made too, measured beside the head."""
+        return Head("cosine")
 
     def ce_share(self, round: int) -> float:
         """α."""
         return min(round / self.rounds_to_ce, 1.0)
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
         bank = bank_of(received)
-        z, logits = network(batch.x)
+        z, logits = net(batch.x)
         share = torch.where(bank.known.any(), self.ce_share(round), 1.0)  # no centres yet: cross-entropy alone
         contrast = losses.prototype_cross_entropy(z, batch.y, bank, temperature=1.0, weight=batch.weight)
         return {
@@ -70,15 +50,7 @@ class FedProc(SharedBank):
             "contrast": (1 - share) * contrast,
         }
 
-    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         (z, logits), batch = trained.outputs()
         centres = PrototypeBank.from_embeddings(unit(z), batch.y, logits.shape[-1], batch.weight)
         return Bundle(bank=centres, weights=trained.weights if self.average_weights else {})
-
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        bank = aggregate.weighted_mean(uploaded_banks(uploads)).filled_from(bank_of(state))
-        return replace(state, bank=bank, weights={**state.weights, **weighted_average(uploads)})
-
-    def prototype_scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
-        """The cosine, by which the contrast is made too."""
-        return 1 - bank.distances(z, "cosine")

@@ -1,43 +1,30 @@
 """FedProto: clients align their embeddings with the global class prototypes; only prototypes travel."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from ..schedules import Weight
+from ..wire import Exchange
+from .base import PROTOTYPES, Method, register
+from .checks import not_negative
+from .client import Network, Terms
+from .parts import CE, Align, Batch, Mean, Nearest, Predict, Received, Reduce, terms_of
 
-from .. import aggregate, losses
-from ..wire import Bundle
-from .base import Batch, Network, Received, Setup, SharedBank, Upload, bank_of, register, uploaded_banks
 
-
-@register("fedproto")
+@register("fedproto", paper="Tan et al., AAAI 2022")
 @dataclass(frozen=True)
-class FedProto(SharedBank):
-    """CE + λ·alignment with the mean of the clients' prototypes (Tan et al., AAAI 2022)."""
+class FedProto(Method):
+    """CE + λ·alignment with the mean of the clients' prototypes."""
 
-    paper: ClassVar[str] = "Tan et al., AAAI 2022"
-    predicts: ClassVar[Literal["head", "prototype"]] = "prototype"
+    exchange: ClassVar[Exchange] = PROTOTYPES
+    predict: ClassVar[Predict] = Nearest()
 
-    weight: float = 1.0  # λ; the unit of distance is the mean squared difference over dimensions
+    weight: Weight = 1.0  # λ, 0 is Local; the unit of distance is the mean squared difference over dimensions
     reduction: Literal["mean", "sum"] = "mean"
-    aggregation: Literal["size-weighted", "mean"] = "size-weighted"  # the paper's Eq. 6; its published code: mean
+    reduce: Reduce = Mean("size")  # the paper's Eq. 6; its published code: mean?by=holders
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise ValueError("weight must be 0 or more (0 is Local)")
+        not_negative(self, "weight")
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
-        z, logits = network(batch.x)
-        align = losses.alignment(z, batch.y, bank_of(received), self.reduction, weight=batch.weight)
-        return {
-            "ce": losses.cross_entropy(logits, batch.y, weight=batch.weight),
-            "align": self.weight * align,
-        }
-
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        combine = aggregate.mean if self.aggregation == "mean" else aggregate.weighted_mean
-        # a class nobody reported keeps its prototype
-        return replace(state, bank=combine(uploaded_banks(uploads)).filled_from(bank_of(state)))
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:  # Eq. 7
+        return terms_of((CE(), Align(self.weight, self.reduction)), net, net(batch.x), batch, received, round)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from torch import Tensor
-
-from .. import losses
-from .base import Batch, Network, Received, register
+from ..schedules import Weight
+from .base import register
+from .checks import not_negative
+from .client import Network, Terms
 from .fedavg import FedAvg
+from .parts import CE, Batch, Proximal, Received, terms_of
 
 
-@register("fedprox")
+@register("fedprox", paper="Li et al., MLSys 2020")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
     """FedAvg + μ/2·‖w − w_t‖²."""
 
-    paper: ClassVar[str] = "Li et al., MLSys 2020"
-
-    mu: float = 0.01
+    mu: Weight = 0.01  # 0 is FedAvg
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
-            raise ValueError("mu must be 0 or more (0 is FedAvg)")
+        not_negative(self, "mu")
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
-        terms = super().client_loss(network, batch, received, round)
-        return {**terms, "prox": self.mu * losses.proximal(network.params, received.weights)}
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
+        return terms_of((CE(), Proximal(self.mu)), net, net(batch.x), batch, received, round)

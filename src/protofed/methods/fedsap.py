@@ -5,34 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import aggregate, losses
+from .. import losses
 from ..bank import PrototypeBank
-from ..schedules import Ramp, ramp
-from ..wire import Bundle
-from .base import (
-    Batch,
-    Loss,
-    Network,
-    Pseudo,
-    Received,
-    Setup,
-    SharedBank,
-    Step,
-    Trained,
-    Upload,
-    View,
-    bank_of,
-    paired_epochs,
-    register,
-    uploaded_banks,
-)
+from ..schedules import Ramp, Weight, ramp, weight_at
+from ..wire import Bundle, Exchange
+from .base import PROTOTYPES, Method, register
+from .checks import a_share, at_least_one, not_negative
+from .client import Loss, Network, Pseudo, Trained
+from .parts import CE, Align, Batch, Feed, Mean, Paired, Proxy, Received, Reduce, bank_of, terms_of
 
 
 class Nearest(NamedTuple):
@@ -49,64 +35,56 @@ def nearest(z: Tensor, bank: PrototypeBank) -> Nearest:  # Eq. 10
     return Nearest(classes[..., 0], two[..., 0], two[..., -1] - two[..., 0])
 
 
-@register("fedsap")
+@register("fedsap", paper="Casado-Diez et al., 2026")
 @dataclass(frozen=True)
-class FedSAP(SharedBank):
-    """CE + λ_t·alignment + proxy separation; λ_t grows by a curriculum; then unlabelled data (Casado-Diez et al., 2026)."""
+class FedSAP(Method):
+    """CE + λ_t·alignment + proxy separation; λ_t grows by a curriculum; then unlabelled data."""
 
-    paper: ClassVar[str] = "Casado-Diez et al., 2026"
-    views: ClassVar[tuple[View, ...]] = ("weak", "strong")
+    exchange: ClassVar[Exchange] = PROTOTYPES
 
-    alignment: Ramp = ramp("linear", start=20, end=100, maximum=0.7)  # Eq. 7 and the paper's appendix
+    alignment: Weight = ramp("linear", start=20, end=100, maximum=0.7)  # Eq. 7 and the paper's appendix
     scale: float = 32.0  # s of Eq. 9
     curriculum: bool = True  # off: alignment has its full weight from the first round, as in FedProto
     proxy: bool = True  # off: no separation term
     reduction: Literal["mean", "sum"] = "mean"
     supervised_rounds: int = 100  # T_sup: rounds before unlabelled data is used, where there is any
-    consistency: float = 1.0  # λ_cons of Eq. 13
+    consistency: Weight = 1.0  # λ_cons of Eq. 13
     mix: float = 0.5  # α of Eq. 14
     margin_quantile: float = 0.25  # M of Eq. 11: this quantile of the labelled samples' margins
     distance_quantile: float = 0.9  # D_max of Eq. 11: this quantile of their distances to their class
-    pseudo_labels: Literal["all", "own"] = (
-        "all"  # c of Eq. 10: over the whole bank, or over the client's labelled classes
-    )
+    pseudo_labels: Literal["all", "own"] = "all"  # c of Eq. 10: the whole bank, or the client's labelled classes
+    reduce: Reduce = Mean("holders")  # Eq. 2
 
     def __post_init__(self) -> None:
         if self.scale <= 0:
             raise ValueError("scale must be above 0; proxy=false switches the term off")
-        if self.supervised_rounds < 1:
-            raise ValueError("supervised_rounds must be 1 or more: pseudo-labels need prototypes")
-        if not (0 <= self.margin_quantile <= 1 and 0 <= self.distance_quantile <= 1):
-            raise ValueError("margin_quantile and distance_quantile are shares, between 0 and 1")
-        if self.mix < 0 or self.consistency < 0:
-            raise ValueError("mix and consistency must be 0 or more")
+        at_least_one(self, "supervised_rounds")  # pseudo-labels need prototypes
+        a_share(self, "margin_quantile", "distance_quantile")
+        not_negative(self, "mix", "consistency")
+
+    @property
+    def feed(self) -> Feed:
+        return Paired(views=("weak", "strong"), after=self.supervised_rounds)
 
     def alignment_weight(self, round: int) -> float:  # Eq. 7
-        return self.alignment(round) if self.curriculum else self.alignment.maximum
+        if isinstance(self.alignment, Ramp) and not self.curriculum:
+            return self.alignment.maximum
+        return weight_at(self.alignment, round)
 
-    # --- client ---------------------------------------------------------------------------------------------------
-    def steps(
-        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
-    ) -> Iterator[Step]:
-        unlabelled = num_unlabelled if round > self.supervised_rounds else 0
-        return paired_epochs(len(labels), unlabelled, epochs, batch, generator)
-
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:  # Eq. 3 and 13
-        bank = bank_of(received)
-        z, logits = network(batch.x)
-        terms = {"ce": losses.cross_entropy(logits, batch.y, weight=batch.weight)}  # Eq. 4
-        align = losses.alignment(z, batch.y, bank, self.reduction, weight=batch.weight)  # Eq. 5
-        terms["align"] = self.alignment_weight(round) * align
-        if self.proxy:
-            terms["proxy"] = losses.proxy(z, batch.y, bank, self.scale, weight=batch.weight)  # Eq. 8–9
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:  # Eq. 3 and 13
+        align = Align(self.alignment_weight(round), self.reduction)  # Eq. 5
+        parts = (CE(), align, Proxy(scale=self.scale)) if self.proxy else (CE(), align)  # Eq. 4, 8 and 9
+        supervised = terms_of(parts, net, net(batch.x), batch, received, round)
         if batch.weak is None or batch.strong is None or batch.unlabelled_weight is None:
-            return Loss(terms)
-        found = nearest(network(batch.weak).embedding.detach(), self.candidates(bank, received))
+            return Loss(supervised)
+        bank = bank_of(received)
+        found = nearest(net(batch.weak).embedding.detach(), self.candidates(bank, received))
         accepted, score = self.acceptance(found, received)
-        strong = network(batch.strong).embedding
+        strong = net(batch.strong).embedding
         used = batch.unlabelled_weight * accepted
-        terms["consistency"] = self.consistency * losses.consistency(strong, found.label, bank, weight=used)  # Eq. 12
-        return Loss(terms, Pseudo(found.label, accepted, score))
+        consistency = losses.consistency(strong, found.label, bank, weight=used)  # Eq. 12
+        unsupervised = {"consistency": weight_at(self.consistency, round) * consistency}
+        return Loss({**supervised, **unsupervised}, Pseudo(found.label, accepted, score))
 
     def candidates(self, bank: PrototypeBank, received: Received) -> PrototypeBank:
         """The prototypes a pseudo-label may come from."""
@@ -121,7 +99,7 @@ class FedSAP(SharedBank):
         score = torch.minimum(found.margin - limits["margin"], limits["distance"] - found.distance)
         return (score > 0).to(found.distance.dtype), score
 
-    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         if round <= self.supervised_rounds or not trained.num_unlabelled:
             return Bundle(bank=trained.bank())  # Eq. 1
         output, batch = trained.outputs()
@@ -133,20 +111,20 @@ class FedSAP(SharedBank):
         bank = PrototypeBank.from_embeddings(z, y, bank_of(received).num_classes, weight)
         return Bundle(bank=bank.normalised())  # Eq. 14
 
-    def client_remember(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
         """M and D_max of Eq. 11, from the labelled samples as they lie at the end of the supervised phase; their classes."""
         if not trained.num_unlabelled or (round > self.supervised_rounds and received.memory.tensors):
             return received.memory
         output, batch = trained.outputs()
         bank = bank_of(received)
-        there = bank.known[batch.y]
-        if not bool(there.any()):
+        known = bank.known[batch.y]
+        if not bool(known.any()):
             return received.memory
         classes = torch.zeros(bank.num_classes, device=batch.y.device)
         classes[batch.y] = 1.0
         among = bank.restricted(classes) if self.pseudo_labels == "own" else bank
-        margins = nearest(output.embedding[there], among).margin
-        own = bank.distances(output.embedding[there], "cosine").gather(1, batch.y[there, None])
+        margins = nearest(output.embedding[known], among).margin
+        own = bank.distances(output.embedding[known], "cosine").gather(1, batch.y[known, None])
         finite = margins[torch.isfinite(margins)]
         limits = {
             "margin": torch.quantile(finite, self.margin_quantile) if len(finite) else torch.zeros(()),
@@ -154,7 +132,3 @@ class FedSAP(SharedBank):
             "classes": classes,
         }
         return Bundle(tensors=limits)
-
-    # --- server ---------------------------------------------------------------------------------------------------
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        return replace(state, bank=aggregate.mean(uploaded_banks(uploads)).filled_from(bank_of(state)))  # Eq. 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,32 +10,48 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from .. import aggregate, losses, seeds
+from .. import aggregate, seeds
 from ..bank import TINY, PrototypeBank
-from ..wire import Bundle
-from .base import Batch, Network, Received, Setup, SharedBank, Upload, bank_of, register, uploaded_banks
+from ..schedules import Weight
+from ..wire import Exchange
+from .base import PROTOTYPES, Method, register
+from .checks import at_least_one, not_negative
+from .client import Network, Terms
+from .parts import CE, Align, Batch, Received, Reduced, terms_of
+from .server import Setup, State, state
 
 
-@register("fedtgp")
+@state
+class TrainedPrototypes(State):
+    """The prototypes, which are sent, and the network that gives them, which stays at the server."""
+
+    bank: PrototypeBank
+    network: Mapping[str, Tensor]
+
+
+@register("fedtgp", paper="Zhang et al., AAAI 2024")
 @dataclass(frozen=True)
-class FedTGP(SharedBank):
-    """CE + λ·alignment with prototypes the server trains by a margin contrast (Zhang et al., AAAI 2024)."""
+class FedTGP(Method):
+    """CE + λ·alignment with prototypes the server trains by a margin contrast."""
 
-    paper: ClassVar[str] = "Zhang et al., AAAI 2024"
+    exchange: ClassVar[Exchange] = PROTOTYPES
 
-    weight: float = 10.0  # λ; the unit of distance is the mean squared difference over dimensions
+    weight: Weight = 10.0  # λ; the unit of distance is the mean squared difference over dimensions
     server_lr: float = 0.01
     server_epochs: int = 100
     server_batch: int = 10
     max_margin: float = 100.0
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.max_margin < 0:
-            raise ValueError("weight and max_margin must be 0 or more")
-        if self.server_lr <= 0 or self.server_epochs < 1 or self.server_batch < 1:
-            raise ValueError("server_lr must be above 0, server_epochs and server_batch 1 or more")
+        not_negative(self, "weight", "max_margin")
+        at_least_one(self, "server_epochs", "server_batch")
+        if self.server_lr <= 0:
+            raise ValueError("server_lr must be above 0")
 
-    def server_start(self, setup: Setup) -> Bundle:
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
+        return terms_of((CE(), Align(self.weight)), net, net(batch.x), batch, received, round)
+
+    def start(self, setup: Setup) -> TrainedPrototypes:
         stream = seeds.torch_stream(setup.seed, "server")
         d = setup.dim
 
@@ -49,30 +65,22 @@ class FedTGP(SharedBank):
             "output.weight": uniform(d, d),
             "output.bias": uniform(d),
         }
-        return Bundle(bank=PrototypeBank.empty(setup.num_classes, d), tensors=network)
+        return TrainedPrototypes(PrototypeBank.empty(setup.num_classes, d), network)
 
-    def send(self, state: Bundle, client: int, round: int) -> Bundle:
-        return Bundle(bank=state.bank)  # the network stays at the server
-
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
-        z, logits = network(batch.x)
-        align = losses.alignment(z, batch.y, bank_of(received), weight=batch.weight)
-        return {"ce": losses.cross_entropy(logits, batch.y, weight=batch.weight), "align": self.weight * align}
-
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        banks = uploaded_banks(uploads)
+    def update(self, state: TrainedPrototypes, reduced: Reduced, round: int, setup: Setup) -> TrainedPrototypes:
+        banks = reduced.uploaded_banks
         average = aggregate.mean(banks)
         margin = aggregate.margin(average, self.max_margin)
-        counts = average.filled_from(bank_of(state)).counts  # a class once reported stays known
+        counts = average.filled_from(state.bank).counts  # a class once reported stays known
         z, y = banks.means[banks.known], banks.known.nonzero()[:, 1]
         own = one_hot(y, setup.num_classes).to(z.dtype)
-        network = {name: value.clone() for name, value in state.tensors.items()}
+        network = {name: value.clone() for name, value in state.network.items()}
         stream = seeds.torch_stream(setup.seed, "server", round)
         for _ in range(self.server_epochs):
             for rows in torch.randperm(len(y), generator=stream).split(self.server_batch):
                 descend(network, z[rows], own[rows], counts > 0, margin, self.server_lr)
         bank = PrototypeBank(prototypes(network)[1], counts).restricted(counts > 0)
-        return Bundle(bank=bank, tensors=network)
+        return TrainedPrototypes(bank, network)
 
 
 def prototypes(network: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from .. import losses
-from .base import Batch, Method, Network, Received, register
+from .base import Method, register
+from .client import Network, Terms
+from .parts import CE, Batch, Received
 
 
 @register("local")
@@ -15,6 +14,5 @@ from .base import Batch, Method, Network, Received, register
 class Local(Method):
     """Each client trains on its own data and nothing travels."""
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> dict[str, Tensor]:
-        _, logits = network(batch.x)
-        return {"ce": losses.cross_entropy(logits, batch.y, weight=batch.weight)}
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
+        return CE()(net, net(batch.x), batch, received, round)

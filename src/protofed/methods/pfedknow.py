@@ -6,7 +6,7 @@ IoT", SDM 2023.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,25 +14,18 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from ..wire import Bundle
-from .base import (
-    Batch,
-    Loss,
-    Network,
-    Pseudo,
-    Received,
-    Setup,
-    Step,
-    Trained,
-    Upload,
-    View,
-    register,
-    unlabelled_epochs,
-)
-from .fedmatch import HelpedModel, helper_models, without_helpers
+from ..schedules import Weight, weight_at
+from ..wire import Bundle, Exchange
+from .base import register
+from .checks import a_share, at_least_one, not_negative
+from .client import Loss, Network, Pseudo, Trained, Weights
+from .fedmatch import Helped, HelpedModel
+from .parts import Batch, Feed, Received, Reduced, Unlabelled
+from .semifl import cross_entropy, with_trained_weights
+from .server import Measures, Setup, Teacher
 
 
-@register("pfedknow")
+@register("pfedknow", paper="Wang et al., SDM 2023")
 @dataclass(frozen=True)
 class PFedKnow(HelpedModel):
     """CE with the client's own confident labels + λ · KL to the neighbours + λ · KL to the server's model.
@@ -41,14 +34,11 @@ class PFedKnow(HelpedModel):
     prunes the smallest weights after each of its first rounds. What it remembers is that pruned model.
     """
 
-    paper: ClassVar[str] = "Wang et al., SDM 2023"
-    private_model: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = False
-    server_view: ClassVar[View] = "weak"
-    views: ClassVar[tuple[View, ...]] = ("weak",)
+    exchange: ClassVar[Exchange] = replace(HelpedModel.exchange, keeps_model=True)
+    feed: ClassVar[Feed] = Unlabelled(views=("weak",))
 
     threshold: float = 0.7  # a sample takes part in CE from this confidence on
-    distillation: float = 1.0  # λ
+    distillation: Weight = 1.0  # λ
     temperature: float = 2.0  # T
     prune_rate: float = 0.2  # of the weights that are left, each time
     prune_times: int = 5
@@ -56,73 +46,62 @@ class PFedKnow(HelpedModel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 <= self.threshold <= 1 and 0 <= self.prune_rate < 1):
-            raise ValueError("threshold is between 0 and 1, prune_rate at least 0 and below 1")
-        if self.distillation < 0 or self.temperature <= 0:
-            raise ValueError("distillation must be 0 or more, temperature above 0")
-        if self.prune_times < 0 or self.epochs_at_server < 1:
-            raise ValueError("prune_times must be 0 or more, epochs_at_server 1 or more")
+        a_share(self, "threshold")
+        not_negative(self, "distillation", "prune_times")
+        at_least_one(self, "epochs_at_server")
+        if not 0 <= self.prune_rate < 1 or self.temperature <= 0:
+            raise ValueError("prune_rate must be at least 0 and below 1, temperature above 0")
+
+    @property
+    def teacher(self) -> Teacher:
+        return Teacher(self.epochs_at_server, cross_entropy, with_trained_weights)
 
     # --- client ---------------------------------------------------------------------------------------------------
-    def steps(
-        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
-    ) -> Iterator[Step]:
-        return unlabelled_epochs(num_unlabelled, epochs, batch, generator)
+    def begin(self, weights: Weights, received: Received) -> Weights:
+        return {**weights, **(received.memory.weights or received.weights)}
 
-    def client_start(self, weights: Mapping[str, Tensor], received: Received) -> Mapping[str, Tensor]:
-        return {**weights, **(received.memory.weights or without_helpers(received.weights))}
-
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         x, weak, weight = batch.unlabelled, batch.weak, batch.unlabelled_weight
         assert x is not None and weak is not None and weight is not None
-        server = without_helpers(received.weights)
-        start = received.memory.weights or server
-        sure, label = network.frozen(x, start).logits.softmax(-1).max(-1)
+        start = received.memory.weights or received.weights
+        sure, label = net.frozen(x, start).logits.softmax(-1).max(-1)
         confident = (sure >= self.threshold).to(sure.dtype)
         accepted = torch.where((weight * confident).sum() > 0, confident, 1.0)  # all, where none is
-        params = masked(network.params, received.memory.weights)
-        logits = network(weak, params).logits
-        neighbours = helper_models(received.weights)
+        logits = net(weak, masked(net.params, received.memory.weights)).logits
+        distillation = weight_at(self.distillation, round)
+        neighbours = list(received.models.values())
         terms = {
             "pseudo": losses.cross_entropy(logits, label, weight=weight * accepted),
-            "server": self._distilled(network, weak, logits, weight, [server]),
-            "neighbours": self._distilled(network, weak, logits, weight, neighbours),
+            "server": distillation * self._distilled(net, weak, logits, weight, [received.weights]),
+            "neighbours": distillation * self._distilled(net, weak, logits, weight, neighbours),
         }
         return Loss(terms, Pseudo(label, accepted, sure))
 
     def _distilled(
-        self, network: Network, x: Tensor, logits: Tensor, weight: Tensor, teachers: Sequence[Mapping[str, Tensor]]
+        self, net: Network, x: Tensor, logits: Tensor, weight: Tensor, teachers: Sequence[Weights]
     ) -> Tensor:
-        """λ · KL to the mean of the teachers' predictions, all at temperature T."""
+        """KL to the mean of the teachers' predictions, all at temperature T."""
         if not teachers:
             return logits.new_zeros(())
-        told = [(network.frozen(x, t).logits / self.temperature).softmax(-1) for t in teachers]
-        target = torch.stack(told).mean(0)
-        return self.distillation * losses.divergence(target, logits / self.temperature, torch.ones_like(weight), weight)
+        target = torch.stack([(net.frozen(x, t).logits / self.temperature).softmax(-1) for t in teachers]).mean(0)
+        return losses.divergence(target, logits / self.temperature, torch.ones_like(weight), weight)
 
-    def client_remember(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
         times = received.memory.scalars.get("pruned", 0.0)
-        own = {name: value.clone() for name, value in trained.weights.items()}
+        own = dict(trained.weights)
         if times >= self.prune_times:
             return Bundle(weights=own, scalars={"pruned": times})
         return Bundle(weights=pruned(own, self.prune_rate), scalars={"pruned": times + 1})
 
     # --- server ---------------------------------------------------------------------------------------------------
-    @property
-    def server_training_epochs(self) -> int:
-        return self.epochs_at_server
-
-    def server_loss(self, network: Network, batch: Batch, state: Bundle, round: int) -> dict[str, Tensor]:
-        return {"ce": losses.cross_entropy(network(batch.x).logits, batch.y, weight=batch.weight)}
-
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
+    def update(self, state: Helped, reduced: Reduced, round: int, setup: Setup) -> Helped:
         """Nothing is averaged: the clients' models are kept as the next round's neighbours."""
-        density = sum(_density(u.content.weights) for u in uploads) / len(uploads)
-        return replace(state, tensors=self.candidates(state, uploads, round), scalars={"density": density})
+        density = sum(_density(u.content.weights) for u in reduced.uploads) / len(reduced.uploads)
+        return replace(state.heard(reduced, round), density=density)
 
-    def measures(self, state: Bundle, round: int) -> Mapping[str, float]:
+    def describe(self, state: Helped, round: int) -> Measures:
         """The mean share of weights that are left in the models that came back."""
-        return state.scalars
+        return Measures({"density": state.density})
 
 
 def pruned(weights: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:

@@ -5,8 +5,7 @@ Diao et al., "SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -15,129 +14,136 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
-from .. import losses
-from ..wire import Bundle
-from .base import (
-    Batch,
-    Loss,
-    Network,
-    Pseudo,
-    Received,
-    Setup,
-    SharedModel,
-    Step,
-    Trained,
-    Upload,
-    View,
-    moved,
-    register,
-    unlabelled_epochs,
-    weighted_average,
-)
+from .. import aggregate, losses
+from ..schedules import Weight, weight_at
+from ..wire import Bundle, Exchange, number, weights
+from .base import Method, register
+from .checks import a_share, at_least_one, not_negative
+from .client import Loss, Network, Pseudo, Terms, Trained, Weights
+from .parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, Upload
+from .server import Measures, Setup, State, Teacher, state
 
 QUANTILES = 4097  # points in the table of a Beta distribution
 
 
+@state
+class MovingModel(State):
+    """A model that is moved by the clients' average with momentum, and how many clients took part in that."""
+
+    weights: Weights
+    velocity: Weights = field(default_factory=dict)
+    active: float = 0.0
+
+    def moved(self, average: Weights, momentum: float) -> MovingModel:
+        """The state after a step of SGD (learning rate 1) from its weights to the clients' average."""
+        weights, velocity = aggregate.with_momentum(self.weights, average, self.velocity, momentum)
+        return replace(self, weights={**self.weights, **weights}, velocity={**self.velocity, **velocity})
+
+
 @dataclass(frozen=True)
-class LabelsAtServer(SharedModel):
+class LabelsAtServer(Method):
     """For methods whose server trains one model on its labels, and moves it by the clients' average with momentum."""
 
-    reads_unlabelled: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = False
-    server_view: ClassVar[View] = "weak"
-    views: ClassVar[tuple[View, ...]] = ("weak", "strong")
+    feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"))
 
     threshold: float = 0.95  # τ: confident from this probability on
     epochs_at_server: int = 5
     server_momentum: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError("threshold is a probability, between 0 and 1")
-        if self.epochs_at_server < 1 or not 0 <= self.server_momentum < 1:
-            raise ValueError("epochs_at_server must be 1 or more, server_momentum at least 0 and below 1")
-
-    def steps(
-        self, labels: Tensor, num_unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
-    ) -> Iterator[Step]:
-        return unlabelled_epochs(num_unlabelled, epochs, batch, generator)
-
-    def send(self, state: Bundle, client: int, round: int) -> Bundle:
-        return Bundle(weights=state.weights)
+        a_share(self, "threshold")
+        at_least_one(self, "epochs_at_server")
+        if not 0 <= self.server_momentum < 1:
+            raise ValueError("server_momentum must be at least 0 and below 1")
 
     @property
-    def server_training_epochs(self) -> int:
-        return self.epochs_at_server
+    def teacher(self) -> Teacher:
+        return Teacher(self.epochs_at_server, cross_entropy, with_trained_weights)
 
-    def server_loss(self, network: Network, batch: Batch, state: Bundle, round: int) -> dict[str, Tensor]:
-        return {"ce": losses.cross_entropy(network(batch.x).logits, batch.y, weight=batch.weight)}
+    def start(self, setup: Setup) -> MovingModel:
+        return MovingModel(setup.weights)
+
+    def update(self, state: MovingModel, reduced: Reduced, round: int, setup: Setup) -> MovingModel:
+        return state.moved(reduced.weights, self.server_momentum)
 
 
-@register("semifl")
+def cross_entropy(net: Network, batch: Batch, state: State, round: int) -> Terms:
+    """What a server with labels learns from."""
+    return {"ce": losses.cross_entropy(net(batch.x).logits, batch.y, weight=batch.weight)}
+
+
+def with_trained_weights(state: MovingModel, trained: Trained, round: int) -> MovingModel:
+    """The state with the model that the server trained."""
+    return replace(state, weights={**state.weights, **trained.weights})
+
+
+@dataclass(frozen=True)
+class ActiveMean(Mean):
+    """The plain mean of the active clients; one without a confident sample sits out."""
+
+    def share(self, upload: Upload) -> float:
+        return float(upload.content.scalars["confident"] > 0)
+
+
+@register("semifl", paper="Diao et al., NeurIPS 2022")
 @dataclass(frozen=True)
 class SemiFL(LabelsAtServer):
     """CE of strong views with the received model's confident labels, and mixup of confident samples with any others."""
 
-    paper: ClassVar[str] = "Diao et al., NeurIPS 2022"
-    travels: ClassVar[tuple[str, ...]] = ("weights", "scalars.confident")
-    required: ClassVar[tuple[str, ...]] = ("weights", "scalars.confident")
-    random_numbers: ClassVar[int] = 2  # whom a sample is mixed with, and how
+    exchange: ClassVar[Exchange] = Exchange((weights(),), (weights(), number("confident")), keeps_model=False)
+    feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"), draws=2)  # whom a sample is mixed with, and how
+    reduce: ClassVar[Reduce] = ActiveMean()
 
     mixup: float = 0.75  # a of Beta(a, a)
-    mix_weight: float = 1.0  # λ
+    mix_weight: Weight = 1.0  # λ
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mixup <= 0 or self.mix_weight < 0:
-            raise ValueError("mixup must be above 0, mix_weight 0 or more")
+        not_negative(self, "mix_weight")
+        if self.mixup <= 0:
+            raise ValueError("mixup must be above 0")
 
-    def client_loss(self, network: Network, batch: Batch, received: Received, round: int) -> Loss:
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         """The received model does not change in a round, so a sample's label is that of the beginning of it.
 
         Both terms are sums over confident samples divided by the size of the batch, so that an epoch weighs these as one
         over batches of confident samples alone would.
         """
-        x, weak, strong, weight, numbers = _unlabelled(batch)
-        sure, label = network.frozen(x, received.weights).logits.softmax(-1).max(-1)
+        x, weak, strong, weight, draws = _unlabelled(batch)
+        sure, label = net.frozen(x, received.weights).logits.softmax(-1).max(-1)
         accepted = (sure >= self.threshold).to(sure.dtype)
-        other = partners(numbers[:, 0], weight)
-        share = beta(numbers[:1, 1], self.mixup)[0]  # one for the step
+        other = partners(draws[:, 0], weight)
+        share = beta(draws[:1, 1], self.mixup)[0]  # one for the step
         mixed = share * weak + (1 - share) * weak[other]
-        logits = network(torch.cat([strong, mixed])).logits  # one pass, as batch norm wants it
+        logits = net(torch.cat([strong, mixed])).logits  # one pass, as batch norm wants it
         fix, mix = logits[: len(x)], logits[len(x) :]
         own, its = (losses.pseudo_cross_entropy(mix, y, accepted, weight) for y in (label, label[other]))
         terms = {
             "fix": losses.pseudo_cross_entropy(fix, label, accepted, weight),
-            "mix": self.mix_weight * (share * own + (1 - share) * its),
+            "mix": weight_at(self.mix_weight, round) * (share * own + (1 - share) * its),
         }
         return Loss(terms, Pseudo(label, accepted, sure))
 
-    def client_return(self, trained: Trained, received: Received, round: int) -> Bundle:
+    def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         """`confident` counts the samples that the received model is sure of."""
         sure = trained.unlabelled(weights=received.weights).logits.softmax(-1).amax(-1)
         confident = float((sure >= self.threshold).sum())
         return Bundle(weights=trained.weights, scalars={"confident": confident})
 
-    def server_start(self, setup: Setup) -> Bundle:
-        return Bundle(weights=setup.weights, scalars={"active": 0.0})
+    def update(self, state: MovingModel, reduced: Reduced, round: int, setup: Setup) -> MovingModel:
+        moved = state.moved(reduced.weights, self.server_momentum) if reduced.weights else state
+        return replace(moved, active=reduced.share)
 
-    def server_update(self, state: Bundle, uploads: Sequence[Upload], round: int, setup: Setup) -> Bundle:
-        """The plain mean of the active clients; a client without a confident sample sits out."""
-        active = [u for u in uploads if u.content.scalars["confident"] > 0]
-        state = replace(state, scalars={"active": float(len(active))})
-        return moved(state, weighted_average(active, [1.0] * len(active)), self.server_momentum) if active else state
-
-    def measures(self, state: Bundle, round: int) -> dict[str, float]:
+    def describe(self, state: MovingModel, round: int) -> Measures:
         """How many clients did not sit out."""
-        return dict(state.scalars)
+        return Measures({"active": state.active})
 
 
 def _unlabelled(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The parts of a step over unlabelled samples, which are all there in such a step."""
-    parts = (batch.unlabelled, batch.weak, batch.strong, batch.unlabelled_weight, batch.numbers)
-    x, weak, strong, weight, numbers = parts
-    assert x is not None and weak is not None and strong is not None and weight is not None and numbers is not None
-    return x, weak, strong, weight, numbers
+    x, weak, strong, weight, draws = batch.unlabelled, batch.weak, batch.strong, batch.unlabelled_weight, batch.draws
+    assert x is not None and weak is not None and strong is not None and weight is not None and draws is not None
+    return x, weak, strong, weight, draws
 
 
 def partners(u: Tensor, weight: Tensor) -> Tensor:

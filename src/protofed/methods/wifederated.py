@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from .base import register
+from .checks import not_negative
 from .fedavg import FedAvg
+from .parts import Head, Predict
 
 
-@register("wifederated")
+@register("wifederated", paper="Hernandez and Bulut, IEEE Internet of Things Journal 2022")
 @dataclass(frozen=True)
 class WiFederated(FedAvg):
     """FedAvg; a client is evaluated by a copy of the global model that it has fine-tuned."""
 
-    paper: ClassVar[str] = "Hernandez and Bulut, IEEE Internet of Things Journal 2022"
-
-    fine_tune: int = 5  # epochs
+    fine_tune: int = 5  # epochs; 0 is FedAvg
 
     def __post_init__(self) -> None:
-        if self.fine_tune < 0:
-            raise ValueError("fine_tune must be 0 or more epochs (0 is FedAvg)")
+        not_negative(self, "fine_tune")
 
     @property
-    def tuning_epochs(self) -> int:
-        return self.fine_tune
+    def predict(self) -> Predict:
+        return Head(tuning=self.fine_tune)

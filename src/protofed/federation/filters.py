@@ -1,0 +1,145 @@
+"""Filters around the wire: what leaves a client may be bounded or compressed, whatever the method.
+
+`filters=["clip?norm=1", "quantise?bits=8"]` applies them in that order at the client; the server undoes in reverse order
+what can be undone, before anything is checked or reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ..bank import PrototypeBank
+from ..errors import ProtofedError
+from ..methods.parts import Reduced
+from ..registry import Registry
+from ..wire import Bundle, Exchange, WireError
+
+SCALE = "scale/"  # before the names of the scales that quantised values travel with
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What is done to every upload of every method."""
+
+    registry: ClassVar[Registry[Filter]] = Registry("filter")
+    name: ClassVar[str]
+
+    def check(self, exchange: Exchange, owner: str) -> None:
+        """Refuse in one line what makes no sense for what a method exchanges."""
+        if not exchange.up:
+            raise ProtofedError(f"filters: {self.name} acts on what clients send, and clients of {owner} send nothing")
+
+    def leave(self, upload: Bundle, received: Bundle) -> Bundle:
+        """At the client, before the upload is encoded."""
+        return upload
+
+    def restore(self, upload: Bundle, source: str) -> Bundle:
+        """At the server, for each upload, before it is checked."""
+        return upload
+
+    def arrive(self, reduced: Reduced) -> Reduced:
+        """At the server, after the uploads are reduced."""
+        return reduced
+
+
+@Filter.registry.register("clip")
+@dataclass(frozen=True)
+class Clip(Filter):
+    """Bounds each prototype's norm, and the norm of the change of a shared model's weights. Single numbers pass."""
+
+    norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.norm > 0:
+            raise ValueError("norm must be above 0")
+
+    def check(self, exchange: Exchange, owner: str) -> None:
+        super().check(exchange, owner)
+        for part in exchange.up:
+            if part.kind == "tensor":
+                raise ProtofedError(f"filters: clip bounds prototypes and weights, and {owner} also sends {part.name}")
+            if part.kind == "weights" and exchange.keeps_model:
+                raise ProtofedError(
+                    f"filters: clip bounds the change of a shared model; {owner}'s clients keep their own"
+                )
+
+    def leave(self, upload: Bundle, received: Bundle) -> Bundle:
+        bank = None if upload.bank is None else self._bounded(upload.bank)
+        banks = {name: self._bounded(b) for name, b in upload.banks.items()}
+        change = {name: value - received.weights[name] for name, value in upload.weights.items()}
+        norm = torch.stack([c.double().norm() for c in change.values()]).norm() if change else torch.ones(())
+        share = float((self.norm / norm).clamp_max(1.0))
+        weights = {n: v if share == 1 else received.weights[n] + share * change[n] for n, v in upload.weights.items()}
+        return replace(upload, bank=bank, banks=banks, weights=weights)
+
+    def _bounded(self, bank: PrototypeBank) -> PrototypeBank:
+        norms = bank.means.norm(dim=-1, keepdim=True)
+        return replace(bank, means=bank.means * (self.norm / norms.clamp_min(self.norm)))
+
+
+@Filter.registry.register("quantise")
+@dataclass(frozen=True)
+class Quantise(Filter):
+    """Rows of prototypes, and of weights that are matrices or kernels, as integers with one scale a row."""
+
+    bits: Literal[8, 16] = 8
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.int8 if self.bits == 8 else torch.int16
+
+    def leave(self, upload: Bundle, received: Bundle) -> Bundle:
+        scales: dict[str, Tensor] = {}
+
+        def rounded(name: str, value: Tensor, rows: int) -> Tensor:
+            """`value` as integers, one scale for each entry of its first `rows` axes."""
+            flat = value.reshape(*value.shape[:rows], -1)
+            scale = flat.abs().amax(-1) / (2 ** (self.bits - 1) - 1)
+            scales[SCALE + name] = scale
+            whole = flat / torch.where(scale > 0, scale, 1.0)[..., None]
+            return whole.round().to(self.dtype).reshape(value.shape)
+
+        banks = {
+            name: replace(bank, means=rounded(f"bank/{name}", bank.means, bank.means.ndim - 1))
+            for name, bank in upload.all_banks().items()
+        }
+        weights = {n: rounded(f"weight/{n}", v, 1) if v.ndim > 1 else v for n, v in upload.weights.items()}
+        main = banks.pop("", None)
+        return replace(upload, bank=main, banks=banks, weights=weights, tensors={**upload.tensors, **scales})
+
+    def restore(self, upload: Bundle, source: str) -> Bundle:
+        def value(name: str, whole: Tensor, rows: int) -> Tensor:
+            scale = upload.tensors.get(SCALE + name)
+            if scale is None:
+                return whole
+            if whole.dtype != self.dtype or scale.shape != whole.shape[:rows] or scale.dtype != torch.float32:
+                raise WireError(f"{source}: {name.replace('/', ' ')} does not fit its scale")
+            return whole * scale.reshape(*scale.shape, *[1] * (whole.ndim - rows))
+
+        banks = {
+            name: replace(bank, means=value(f"bank/{name}", bank.means, bank.means.ndim - 1))
+            for name, bank in upload.all_banks().items()
+        }
+        weights = {n: value(f"weight/{n}", v, 1) for n, v in upload.weights.items()}
+        tensors = {n: v for n, v in upload.tensors.items() if not n.startswith(SCALE)}
+        main = banks.pop("", None)
+        return replace(upload, bank=main, banks=banks, weights=weights, tensors=tensors)
+
+
+def left(filters: Sequence[Filter], upload: Bundle, received: Bundle) -> Bundle:
+    """An upload as it leaves its client."""
+    for one in filters:
+        upload = one.leave(upload, received)
+    return upload
+
+
+def restored(filters: Sequence[Filter], upload: Bundle, source: str) -> Bundle:
+    """An upload as the server reads it."""
+    for one in reversed(filters):
+        upload = one.restore(upload, source)
+    return upload

@@ -1,0 +1,97 @@
+"""A network's structure and the weights that are put into it, and the model in training as a method sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..models import norm
+from ..models.base import Levels, Output
+
+EVAL_BATCH = 512
+Weights = Mapping[str, Tensor]
+
+
+class Skeleton:
+    """A network's structure, shared by all clients of that architecture; the weights are values kept outside it."""
+
+    def __init__(self, module: nn.Module, channels_last: bool = False) -> None:
+        self.module = module
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
+        if channels_last:
+            module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.dim: int = module.dim  # type: ignore[assignment]
+        self.params: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        # frozen parameters are the same for all clients; integer buffers (a count of batches) carry nothing that is used
+        buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+        self.slots = {**self.params, **buffers}
+
+    def loaded(self) -> dict[str, Tensor]:
+        """The module's trained parameters and floating buffers themselves, until the next client's are loaded."""
+        return {name: v.detach() for name, v in self.slots.items()}
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of them."""
+        return {name: v.clone() for name, v in self.loaded().items()}
+
+    def load(self, weights: Weights) -> None:
+        """Put a client's weights into the module."""
+        with torch.no_grad():
+            for name, slot in self.slots.items():
+                slot.copy_(weights[name])
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """A batch in the memory layout this network is run in."""
+        return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
+
+    def outputs(self, x: Tensor, weights: Weights | None = None) -> Output:
+        """Of the weights that are loaded, or of others: eval mode, no gradient, in pieces."""
+        self.module.eval()
+        others = {} if weights is None else dict(weights)
+        with torch.no_grad():
+            parts = [functional_call(self.module, others, (self.arranged(piece),)) for piece in x.split(EVAL_BATCH)]
+        return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+
+    def collect(self, pieces: Iterable[Tensor]) -> None:
+        """Give static batch norm its statistics: those of a pass over data with the weights that are loaded."""
+        self.module.eval()  # without dropout; the layers that collect use the batch's own statistics all the same
+        with torch.no_grad():
+            for k, piece in enumerate(pieces, 1):
+                with norm.collecting(self.module, k):
+                    self.module(self.arranged(piece))
+
+    def low(self, x: Tensor) -> Tensor:
+        """The low-level features, the same way."""
+        self.module.eval()
+        with torch.no_grad():
+            return torch.cat([self.module(self.arranged(piece), levels=True).low for piece in x.split(EVAL_BATCH)])
+
+
+class TrainingNetwork:
+    """The model in training as a method sees it."""
+
+    def __init__(self, skeleton: Skeleton, params: Weights) -> None:
+        self.skeleton, self.module, self.params = skeleton, skeleton.module, params
+
+    def __call__(self, x: Tensor, params: Weights | None = None) -> Output:
+        x = self.skeleton.arranged(x)
+        return self.module(x) if params is None else functional_call(self.module, dict(params), (x,))
+
+    def levels(self, x: Tensor) -> Levels:
+        return self.module(self.skeleton.arranged(x), levels=True)
+
+    def frozen(self, x: Tensor, weights: Weights) -> Output:
+        return frozen(self.module, self.skeleton.arranged(x), weights)
+
+
+def frozen(module: nn.Module, x: Tensor, weights: Weights) -> Output:
+    """The module with other weights in eval mode, in the midst of training."""
+    module.eval()
+    try:
+        with torch.no_grad():
+            return functional_call(module, dict(weights), (x,))
+    finally:
+        module.train()

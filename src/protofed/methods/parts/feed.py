@@ -1,0 +1,154 @@
+"""Feeds: which samples, and which views of them, a training step sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+View = Literal["none", "weak", "strong"]
+
+
+class Batch(NamedTuple):
+    """One step's samples. `weight` is 1 for a sample and 0 for padding; every loss takes it.
+
+    `x` is the feed's view of the labelled samples. `unlabelled` are unlabelled samples as they are, `weak` and `strong`
+    the views of them that the feed asks for, `unlabelled_weight` their padding mask, `draws` uniform random numbers
+    beside each; they are None where a step has no unlabelled samples. `support` is 1 for the samples of an episode's
+    support set.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    support: Tensor | None = None
+    unlabelled: Tensor | None = None
+    weak: Tensor | None = None
+    strong: Tensor | None = None
+    unlabelled_weight: Tensor | None = None
+    draws: Tensor | None = None
+
+
+class Step(NamedTuple):
+    """Row numbers of one training step, into a client's labelled and unlabelled sets.
+
+    `support` says which of the labelled rows are the support set, where the step is an episode.
+    """
+
+    labelled: Tensor
+    unlabelled: Tensor | None = None
+    support: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Which samples a step sees. What a method needs of its clients' data follows from it."""
+
+    needs_labels: ClassVar[bool] = True
+    """Whether a client without a labelled sample cannot train."""
+    reads_unlabelled: ClassVar[bool] = False
+    """Whether clients train on unlabelled samples too; these then count in a client's size."""
+
+    labelled_view: View = "none"  # of labelled samples
+    views: tuple[View, ...] = ()  # of unlabelled samples
+    draws: int = 0  # uniform random numbers beside each unlabelled sample
+
+    @property
+    def augments(self) -> bool:
+        """Whether any view is asked for."""
+        return bool(self.views) or self.labelled_view != "none"
+
+    def steps(
+        self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
+    ) -> Iterator[Step]:
+        """The rows of each training step of a client with these labels and so many unlabelled samples."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Epochs(Feed):
+    """Whole epochs over the labelled set, shuffled anew each time."""
+
+    def steps(
+        self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
+    ) -> Iterator[Step]:
+        return (Step(rows) for rows in epoch_rows(len(labels), epochs, batch, generator))
+
+
+@dataclass(frozen=True)
+class Paired(Feed):
+    """Whole epochs over both sets: as many steps as the labelled set gives, the unlabelled set dealt evenly to them.
+
+    A set with fewer samples than there are steps is gone through several times; an empty one takes no part. Up to round
+    `after` there are labelled samples alone.
+    """
+
+    reads_unlabelled: ClassVar[bool] = True
+
+    after: int = 0
+
+    def steps(
+        self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
+    ) -> Iterator[Step]:
+        for _ in range(epochs):
+            labelled = list(epoch_rows(len(labels), 1, batch, generator))
+            if not unlabelled or round <= self.after:
+                yield from map(Step, labelled)
+                continue
+            pool = torch.randperm(unlabelled, generator=generator)
+            pool = pool.repeat(-(-len(labelled) // unlabelled))
+            yield from map(Step, labelled, pool.tensor_split(len(labelled)))
+
+
+@dataclass(frozen=True)
+class Unlabelled(Feed):
+    """Whole epochs over the unlabelled set alone, where the labels are at the server."""
+
+    needs_labels: ClassVar[bool] = False
+    reads_unlabelled: ClassVar[bool] = True
+
+    def steps(
+        self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
+    ) -> Iterator[Step]:
+        none = torch.zeros(0, dtype=torch.int64)
+        return (Step(none, rows) for rows in epoch_rows(unlabelled, epochs, batch, generator))
+
+
+@dataclass(frozen=True)
+class Episodes(Feed):
+    """A local epoch is one episode: of each class `shots` support and `queries` query samples, and some unlabelled ones.
+
+    A class with too few samples gives what it has, support first.
+    """
+
+    reads_unlabelled: ClassVar[bool] = True
+
+    shots: int = 1
+    queries: int = 2
+    unlabelled_queries: int = 100
+
+    def steps(
+        self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
+    ) -> Iterator[Step]:
+        classes = [torch.nonzero(labels == k).squeeze(1).cpu() for k in labels.unique().tolist()]
+        wanted = self.shots + self.queries
+        for _ in range(epochs):
+            drawn = [rows[torch.randperm(len(rows), generator=generator)] for rows in classes]
+            chosen = torch.cat([rows[:wanted] for rows in drawn])
+            support = torch.cat([torch.arange(min(len(rows), wanted)) < self.shots for rows in drawn])
+            pool: Tensor | None = None
+            if unlabelled:
+                pool = torch.randperm(unlabelled, generator=generator)[: self.unlabelled_queries]
+            yield Step(chosen, pool if pool is not None and len(pool) else None, support)
+
+
+def epoch_rows(n: int, epochs: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Shuffled batches. A last batch of one sample joins the one before it: batch norm cannot train on one."""
+    for _ in range(epochs):
+        rows = list(torch.randperm(n, generator=generator).split(batch))
+        if batch > 1 and len(rows) > 1 and len(rows[-1]) == 1:
+            rows[-2:] = [torch.cat(rows[-2:])]
+        yield from rows

@@ -1,0 +1,83 @@
+"""Predictions: how a client classifies, from its own model and prototypes and from what the server sent it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from ... import losses
+from ...bank import PrototypeBank
+from ...wire import Bundle
+
+By = Literal["head", "prototype"]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """How a method's paper predicts. The other way is measured beside it, unless no head is trained."""
+
+    by: ClassVar[By] = "head"
+    reads: ClassVar[tuple[str, ...]] = ("weights", "bank")
+    """The parts of the server's message that a prediction needs."""
+
+    metric: Literal["squared", "euclidean", "cosine"] = "squared"
+    temperature: float = 1.0  # what scores are divided by, so that their softmax votes in an ensemble
+    prefers: Literal["received", "own"] = "received"  # whose prototype stands for a class that both know
+    trains_head: bool = True
+    tuning: int = 0  # epochs a client trains what it was sent on its own data first; they change no state
+    space: Literal["own", "consensus"] = "own"  # of the embedding: the model's own, or FedPAGR's projection head
+    halves: float | None = None  # the model is a sum σ + ψ, as FedMatch has it, with ψ starting as so much of σ
+
+    def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
+        """The prototypes to compare with: those received, and the client's `own` where a class has none.
+
+        `classes` are those of the client's training data. Its own prototypes are asked for only where they are needed.
+        """
+        bank = received.bank
+        if bank is None:
+            return own()
+        if self.prefers == "own":
+            return own().filled_from(bank)
+        return bank if bool((bank.known | ~classes).all()) else bank.filled_from(own())
+
+    def scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
+        """`[n, C]` scores, the highest of which wins, −∞ where the bank does not know a class."""
+        distances = bank.distances(z, self.metric)
+        return (1 - distances if self.metric == "cosine" else -distances) / self.temperature
+
+
+@dataclass(frozen=True)
+class Head(Predict):
+    """By the classifier head."""
+
+
+@dataclass(frozen=True)
+class Nearest(Predict):
+    """By the nearest prototype."""
+
+    by: ClassVar[By] = "prototype"
+
+
+@dataclass(frozen=True)
+class Helpers(Predict):
+    """By the mean over several clients' banks of softmax(−distance), which the server sends as `helpers`.
+
+    Before there are any, by the client's own prototypes.
+    """
+
+    by: ClassVar[By] = "prototype"
+    reads: ClassVar[tuple[str, ...]] = ("weights", "helpers")
+
+    trains_head: bool = False
+    distance: Literal["mean", "squared", "euclidean"] = "mean"
+
+    def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
+        helpers = received.banks["helpers"]
+        return helpers if bool(helpers.known.any()) else own()
+
+    def scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
+        p = losses.distance_softmax(z, bank, self.distance)
+        return (p.mean(0) if p.ndim > 2 else p).log()

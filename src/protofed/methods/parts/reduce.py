@@ -1,0 +1,278 @@
+"""Reduces: how a server makes one result of many uploads, as they arrive.
+
+A rule lifts each upload to what is summed (n·w, count·mean, counts), the sums are added up as uploads arrive, and the
+rule finishes the total. Where `additive` is true a sum is all it needs: the server then holds a few models however many
+clients upload, and could be given sums alone. Other rules keep the uploads until the last one is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ... import aggregate
+from ...bank import PrototypeBank
+from ...errors import ProtofedError
+from ...registry import Registry
+from ...wire import Bundle, Exchange
+from .received import bank_of
+
+BLOCK = 2**16  # numbers that stay in a core's cache
+
+
+class Upload(NamedTuple):
+    """What one client returned, and how many samples it trained on."""
+
+    client: int
+    samples: float
+    content: Bundle
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What a server's equation is given: one result of all uploads, and the uploads themselves where the rule keeps them.
+
+    `sums` are the sums of the clients' prototypes, of which `bank` and `banks` are the means; `scalars` are plain means.
+    """
+
+    bank: PrototypeBank | None = None
+    banks: Mapping[str, PrototypeBank] = field(default_factory=dict)
+    weights: Mapping[str, Tensor] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, PrototypeBank] = field(default_factory=dict)
+    clients: int = 0
+    share: float = 0.0  # how much the clients' weights counted, added up
+    uploads: tuple[Upload, ...] = ()
+
+    @property
+    def uploaded_banks(self) -> PrototypeBank:
+        """The uploads' main banks as one stack."""
+        return PrototypeBank.stack([bank_of(u.content) for u in self.uploads])
+
+
+@dataclass
+class Sums:
+    """What uploads add up to: tensors and numbers by name."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: Sums) -> None:
+        """Add another sum to this one, which owns its tensors."""
+        for name, value in other.tensors.items():
+            self.tensors[name] = self.tensors[name].add_(value) if name in self.tensors else value
+        for name, number in other.numbers.items():
+            self.numbers[name] = self.numbers.get(name, 0.0) + number
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Many uploads to one result."""
+
+    registry: ClassVar[Registry[Reduce]] = Registry("reduce")
+    additive: ClassVar[bool] = False
+    """Whether sums over the clients are all that the rule needs."""
+
+    def check(self, exchange: Exchange, owner: str) -> None:
+        """Refuse in one line what makes no sense for what a method exchanges."""
+
+    def lift(self, uploads: Sequence[Upload], total: Sums) -> None:
+        """Add to `total` what is summed of these uploads."""
+
+    def keep(self, uploads: Sequence[Upload]) -> Sequence[Upload]:
+        """What stays of these uploads until the last one is there."""
+        return () if self.additive else uploads
+
+    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+        """The result, from the sums and from what was kept."""
+        raise NotImplementedError
+
+
+class Running:
+    """A reduction in progress: uploads are added as they arrive."""
+
+    def __init__(self, rule: Reduce) -> None:
+        self.rule, self.total, self.clients = rule, Sums(), 0
+        self.kept: list[Upload] = []
+
+    def add(self, uploads: Sequence[Upload]) -> None:
+        """Take some more uploads."""
+        self.clients += len(uploads)
+        self.rule.lift(uploads, self.total)
+        self.kept += self.rule.keep(uploads)
+
+    def result(self) -> Reduced:
+        """The reduction of all uploads so far."""
+        return replace(self.rule.finish(self.total, self.kept), clients=self.clients)
+
+
+@Reduce.registry.register("mean")
+@dataclass(frozen=True)
+class Mean(Reduce):
+    """The mean: of weights by sample count (`size`) or plain (`holders`); of prototypes by their counts, plain over the
+    clients that hold a class, or of `directions`, put back on the unit sphere."""
+
+    additive: ClassVar[bool] = True
+
+    by: Literal["size", "holders", "directions"] = "size"
+
+    def check(self, exchange: Exchange, owner: str) -> None:
+        if self.by == "directions" and any(part.kind == "weights" for part in exchange.up):
+            raise ProtofedError(f"reduce=mean?by=directions is for prototypes, and {owner} exchanges weights too")
+
+    def share(self, upload: Upload) -> float:
+        """How much a client's weights count."""
+        return upload.samples if self.by == "size" else 1.0
+
+    def lift(self, uploads: Sequence[Upload], total: Sums) -> None:
+        numbers: dict[str, float] = {}
+        for upload in uploads:
+            for name, value in upload.content.scalars.items():
+                numbers[f"scalar/{name}"] = numbers.get(f"scalar/{name}", 0.0) + value
+        numbers["clients"] = float(len(uploads))
+        total.add(Sums(self._lifted_banks(uploads), numbers))
+        add_weights(uploads, self.share, total)
+
+    def _lifted_banks(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
+        lifted: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
+            banks = PrototypeBank.stack([b[name] for u in uploads if name in (b := u.content.all_banks())])
+            if self.by == "directions":
+                banks = banks.normalised()
+            weight = banks.counts.to(banks.means.dtype) if self.by == "size" else None
+            lifted[f"means/{name}"] = aggregate.total(banks, weight)
+            lifted[f"counts/{name}"] = banks.counts.sum(0)
+            lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
+        return lifted
+
+    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+        banks: dict[str, PrototypeBank] = {}
+        sums: dict[str, PrototypeBank] = {}
+        for key in total.tensors:
+            kind, _, name = key.partition("/")
+            if kind == "means":
+                summed, counts, holders = (total.tensors[f"{k}/{name}"] for k in ("means", "counts", "holders"))
+                number = counts.to(summed.dtype) if self.by == "size" else holders
+                mean = PrototypeBank(aggregate.over(summed, number), counts)
+                banks[name] = mean.normalised() if self.by == "directions" else mean
+                sums[name] = PrototypeBank(summed, counts)
+        clients = total.numbers.get("clients", 0.0)
+        scalars = {k.removeprefix("scalar/"): v / clients for k, v in total.numbers.items() if k.startswith("scalar/")}
+        share = sum(v for k, v in total.numbers.items() if k.startswith("share/"))
+        return Reduced(banks.pop("", None), banks, averaged_weights(total), scalars, sums, share=share)
+
+
+@dataclass(frozen=True)
+class CoordinateRule(Reduce):
+    """A rule for each coordinate by itself, over the clients that hold a class or have a weight."""
+
+    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
+        """The rule, on a stack of banks."""
+        raise NotImplementedError
+
+    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+        banks: dict[str, PrototypeBank] = {}
+        sums: dict[str, PrototypeBank] = {}
+        for name in dict.fromkeys(name for u in kept for name in u.content.all_banks()):
+            stack = PrototypeBank.stack([b[name] for u in kept if name in (b := u.content.all_banks())])
+            banks[name] = self.of_banks(stack)
+            holders = stack.known.sum(0)[:, None]
+            sums[name] = PrototypeBank(holders * banks[name].means, banks[name].counts)
+        weights: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for u in kept for name in u.content.weights):
+            values = torch.stack([u.content.weights[name] for u in kept if name in u.content.weights])
+            one_class = PrototypeBank(values.reshape(len(values), 1, -1), values.new_ones(len(values), 1))
+            weights[name] = self.of_banks(one_class).means.reshape(values.shape[1:])
+        names = dict.fromkeys(name for u in kept for name in u.content.scalars)
+        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in kept) / len(kept) for n in names}
+        return Reduced(banks.pop("", None), banks, weights, scalars, sums)
+
+
+@Reduce.registry.register("median")
+@dataclass(frozen=True)
+class Median(CoordinateRule):
+    """The coordinate-wise median: half of the clients may send anything."""
+
+    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
+        return aggregate.median(banks)
+
+
+@Reduce.registry.register("trimmed")
+@dataclass(frozen=True)
+class Trimmed(CoordinateRule):
+    """The coordinate-wise mean without the `share` smallest and as many largest values."""
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < 0.5:
+            raise ValueError("share must be at least 0 and below 0.5")
+
+    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
+        return aggregate.trimmed_mean(banks, self.share)
+
+
+@dataclass(frozen=True)
+class Each(Reduce):
+    """Every upload by itself, for server rules that need them apart. `averages`: weights are averaged by sample count as
+    they arrive and are not kept."""
+
+    averages: bool = False
+
+    def lift(self, uploads: Sequence[Upload], total: Sums) -> None:
+        if self.averages:
+            add_weights(uploads, lambda upload: upload.samples, total)
+
+    def keep(self, uploads: Sequence[Upload]) -> Sequence[Upload]:
+        if not self.averages:
+            return uploads
+        return [u._replace(content=replace(u.content, weights={})) for u in uploads]
+
+    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+        return Reduced(weights=averaged_weights(total), uploads=tuple(kept))
+
+
+def weighted_average(uploads: Sequence[Upload], share: Callable[[Upload], float]) -> dict[str, Tensor]:
+    """The mean of the uploads' weights, each client's counting by its share."""
+    total = Sums()
+    add_weights(uploads, share, total)
+    return averaged_weights(total)
+
+
+def add_weights(uploads: Sequence[Upload], share: Callable[[Upload], float], total: Sums) -> None:
+    """Add share · weight of each upload to the sums, in float64, and the shares of each architecture."""
+    pieces: dict[str, list[tuple[tuple[Tensor, ...], float]]] = {}
+    for upload in uploads:
+        own = share(upload)
+        marks = set()
+        for name, value in upload.content.weights.items():
+            pieces.setdefault(name, []).append((value.reshape(-1).split(BLOCK), own))
+            marks.add(_architecture(name))
+            if f"weight/{name}" not in total.tensors:
+                total.tensors[f"weight/{name}"] = torch.zeros(value.shape, dtype=torch.float64)
+        for mark in marks:
+            total.numbers[f"share/{mark}"] = total.numbers.get(f"share/{mark}", 0.0) + own
+    for name, values in pieces.items():
+        flat = total.tensors[f"weight/{name}"].view(-1).split(BLOCK)
+        for place, part in enumerate(flat):  # a part stays in the cache while all are added to it
+            for split, own in values:
+                part.add_(split[place], alpha=own)
+
+
+def averaged_weights(total: Sums) -> dict[str, Tensor]:
+    """The weights that sums stand for, each over the clients whose model has it; none where nobody counts."""
+    weights = {}
+    for key, value in total.tensors.items():
+        name = key.removeprefix("weight/")
+        if name != key and total.numbers[f"share/{_architecture(name)}"] > 0:
+            weights[name] = (value / total.numbers[f"share/{_architecture(name)}"]).to(torch.float32)
+    return weights
+
+
+def _architecture(name: str) -> str:
+    """The mark before a weight's name where clients have several architectures, as in `"2:head.weight"`."""
+    return name[: name.find(":") + 1]

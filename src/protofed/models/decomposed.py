@@ -1,0 +1,65 @@
+"""A model whose parameters are sums σ + ψ of two halves that are trained apart, as FedMatch has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .base import ModelSpec, Shape
+
+PSI = "psi."  # before the names of ψ; σ has the model's own names
+
+
+class Decomposed(nn.Module):
+    """`module` with every parameter replaced by a sum. σ and ψ are ordinary parameters of this module."""
+
+    def __init__(self, module: nn.Module, start: float) -> None:
+        super().__init__()
+        object.__setattr__(self, "module", module)  # not a submodule: its layers are registered under their own names
+        for name, child in module.named_children():
+            self.add_module(name, child)
+        for name, parameter in module.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in module.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self.dim: int = module.dim  # type: ignore[assignment]
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.psi = _tree({name: nn.Parameter(start * p.detach()) for name, p in trained.items()})
+        self.names = tuple(trained)
+
+    def forward(self, x: Tensor, **options: Any) -> Any:
+        own = dict(self.named_parameters())
+        halves = {name: own[name] + own[PSI + name] for name in self.names}
+        return functional_call(self.module, halves, (x,), options)
+
+
+def _tree(parameters: dict[str, nn.Parameter]) -> nn.Module:
+    """Modules that do nothing but give parameters their dotted names."""
+    root = nn.Module()
+    for name, parameter in parameters.items():
+        *path, last = name.split(".")
+        place = root
+        for step in path:
+            if step not in place._modules:
+                place.add_module(step, nn.Module())
+            place = place._modules[step]  # type: ignore[assignment]
+        place.register_parameter(last, parameter)
+    return root
+
+
+@dataclass(frozen=True)
+class Halved:
+    """A model's settings, of which `Decomposed` makes two halves; ψ starts as `start` times σ."""
+
+    model: ModelSpec
+    start: float
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    def build(self, sample_shape: Shape, num_classes: int) -> Decomposed:
+        return Decomposed(self.model.build(sample_shape, num_classes), self.start)

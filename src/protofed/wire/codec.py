@@ -1,0 +1,173 @@
+"""Bundles to bytes and back. Bytes may come from outside: whatever they hold, decoding ends in a bundle or a `WireError`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..bank import PrototypeBank
+from .bundle import Bundle, Message, WireError
+from .exchange import Expected, is_finite
+from .frame import framed, layout, unframed
+
+# How many numbers the banks of one message may unfold to, known and unknown rows together. A message of a few bytes can
+# claim any shape; one that brings many known rows may unfold to a thousand times those.
+UNFOLDED = 2**27
+SMALL = 2**16  # bytes of messages that are read together
+NUMBERS = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+}
+
+
+def encode(bundle: Bundle) -> bytes:
+    """The bundle as a message. The same bundle always gives the same bytes; an empty one gives none."""
+    if bundle.empty:
+        return b""
+    tensors: dict[str, Tensor] = {}
+    shapes: list[tuple[str, tuple[int, ...]]] = []
+    for name, bank in bundle.all_banks().items():
+        counts = bank.counts.reshape(-1)
+        means = bank.means.reshape(counts.numel(), bank.dim)
+        known = [row for row, count in enumerate(counts.tolist()) if count > 0]
+        rows = torch.tensor(known, dtype=torch.int32)
+        whole = len(known) == counts.numel()
+        tensors[f"bank:{name}:means"] = means if whole else means[rows.to(means.device)]
+        tensors[f"bank:{name}:rows"] = rows
+        tensors[f"bank:{name}:counts"] = counts if whole else counts[rows.to(counts.device)]
+        shapes.append((name, tuple(bank.means.shape)))
+    tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
+    tensors |= {f"model:/{model}/{k}": v for model, own in bundle.models.items() for k, v in own.items()}
+    tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
+    tensors |= {f"scalar:{k}": torch.tensor(float(v), dtype=torch.float64) for k, v in bundle.scalars.items()}
+    return framed(tensors, tuple(shapes))
+
+
+def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
+    """The bundle in a message, or a `WireError` that names `source`. Nothing in the message is ever executed.
+
+    Tensors lie in a copy of the message; in the message itself where it is a `bytearray`, which nobody else may then
+    change. With `expected`, shapes of banks are checked before memory is taken for them, and everything else after.
+    """
+    try:
+        return _decoded([message], source, expected)[0]
+    except WireError:
+        raise
+    except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
+        raise _unreadable(source, error) from None
+
+
+def decode_each(
+    messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None
+) -> list[Bundle | WireError]:
+    """`decode` of each message, or its error. Small ones of one header are read together, in a fraction of the time."""
+    groups: dict[Any, list[int]] = {}
+    for k, message in enumerate(messages):
+        head = 8 + int.from_bytes(message[:8], "little")
+        groups.setdefault(bytes(message[:head]) if len(message) <= SMALL else k, []).append(k)
+    result: dict[int, Bundle | WireError] = {}
+    for group in groups.values():
+        try:
+            together = _decoded([messages[k] for k in group], sources[group[0]], expected)
+            result |= dict(zip(group, together, strict=True))
+        except Exception:  # one of them is not as it should be: each by itself says which, and why
+            result |= {k: _decoded_or_error(messages[k], sources[k], expected) for k in group}
+    return [result[k] for k in range(len(messages))]
+
+
+def _decoded_or_error(message: Message, source: str, expected: Expected | None) -> Bundle | WireError:
+    try:
+        return decode(message, source, expected)
+    except WireError as error:
+        return error
+
+
+def _decoded(messages: Sequence[Message], source: str, expected: Expected | None) -> list[Bundle]:
+    """Messages of one header as bundles; raises where any of them is not as it should be."""
+    if not messages[0]:
+        if expected is not None:
+            expected.check(Bundle(), source)
+        return [Bundle() for _ in messages]
+    about, n = layout(messages[0]), len(messages)
+    if expected is not None:
+        for name, shape in about.banks.items():
+            expected.check_shape(name, shape, source)
+    body = unframed(messages, about)
+    sent = sum(v[0].numel() for k, v in body.items() if k.startswith("bank:"))
+    unfolded = sum(math.prod(shape[:-1]) * (shape[-1] + 1) for shape in about.banks.values())  # means and counts
+    limit = max(UNFOLDED, 1024 * sent)
+    if unfolded > limit:
+        raise ValueError(f"banks of {unfolded} numbers are too large; at most {limit} are taken")
+    banks = {name: _decoded_banks(body, name, shape, n) for name, shape in about.banks.items()}
+    parts: dict[str, dict[str, Tensor]] = {"weight": {}, "model": {}, "tensor": {}, "scalar": {}}
+    for key, value in body.items():  # what belongs to banks has been taken out
+        kind, _, name = key.partition(":")
+        if kind not in parts or (kind == "scalar" and (value.ndim > 1 or value.dtype != torch.float64)):
+            raise ValueError(f"entry {key!r} is not part of a message")
+        parts[kind][name] = value
+    bundles = [_bundle({b: whole[k] for b, whole in banks.items()}, parts, k) for k in range(n)]
+    if expected is not None:
+        expected.check(bundles[0], source)
+        if n > 1:  # names and shapes of the others are the first one's; their values are looked at together
+            values = [*body.values(), *(t for b in banks.values() for t in (b.means, b.counts))]
+            if not all(map(is_finite, values)) or any(bool((b.counts < 0).any()) for b in banks.values()):
+                raise ValueError("NaN, infinity or a negative count")
+    return bundles
+
+
+def _bundle(banks: dict[str, PrototypeBank], parts: dict[str, dict[str, Tensor]], k: int) -> Bundle:
+    """Message k of those that were read together."""
+    weights, tensors = ({name: value[k] for name, value in parts[kind].items()} for kind in ("weight", "tensor"))
+    models: dict[str, dict[str, Tensor]] = {}
+    for name, value in parts["model"].items():
+        _, model, own = name.split("/", 2)
+        models.setdefault(model, {})[own] = value[k]
+    scalars = {name: float(value[k]) for name, value in parts["scalar"].items()}
+    return Bundle(banks.pop("", None), banks, weights, tensors, scalars, models)
+
+
+def _decoded_banks(body: dict[str, Tensor], name: str, shape: list[int], n: int) -> PrototypeBank:
+    """A stack of n whole banks from their known rows, which are taken out of `body`."""
+    means, rows, counts = (body.pop(f"bank:{name}:{part}") for part in ("means", "rows", "counts"))
+    what = f"bank {name!r}" if name else "bank"
+    total, dim = math.prod(shape[:-1]), shape[-1]
+    if rows.ndim != 2 or means.shape[1:] != (rows.shape[1], dim) or counts.shape != rows.shape:
+        raise ValueError(f"{what}: {list(means.shape[1:])} rows, {list(counts.shape[1:])} counts for shape {shape}")
+    if means.dtype not in NUMBERS or not counts.is_floating_point() or rows.dtype != torch.int32:
+        raise ValueError(f"{what}: dtypes {means.dtype}, {counts.dtype}, {rows.dtype}")
+    if bool((counts == 0).any()):
+        raise ValueError(f"{what}: a row with no samples behind it")
+    if rows.numel() and bool((rows[:, 0] < 0).any() | (rows[:, -1] >= total).any() | (rows.diff(dim=1) <= 0).any()):
+        raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
+    if rows.shape[1] < total:
+        place = (rows + torch.arange(n)[:, None] * total).view(-1)
+        means = means.new_zeros(n * total, dim).index_copy_(0, place, means.flatten(0, 1))
+        counts = counts.new_zeros(n * total).index_copy_(0, place, counts.reshape(-1))
+    return PrototypeBank(means.view(n, *shape), counts.view(n, *shape[:-1]))
+
+
+def _unreadable(source: str, error: Exception) -> WireError:
+    reason = "".join(c if c.isprintable() else " " for c in str(error))[:200]
+    return WireError(f"{source}: not a protofed message ({type(error).__name__}: {reason})")
+
+
+def sizes(message: Message, source: str = "message") -> Counter[str]:
+    """Bytes of an encoded message by kind; they add up to its length."""
+    if not message:
+        return Counter()
+    try:
+        return Counter(layout(message).kinds)
+    except Exception as error:
+        raise _unreadable(source, error) from None

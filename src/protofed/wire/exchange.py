@@ -1,0 +1,239 @@
+"""What a method exchanges: the parts that go down and those that come up, and what a message must therefore look like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from ..bank import PrototypeBank
+from .bundle import Bundle, WireError
+
+SAMPLES = "samples"  # the number every upload carries: how many samples its client trained on
+Size = int | str | None  # a number, "classes", "dim" or "others" (the other clients), or None for any
+Kind = Literal["bank", "weights", "models", "tensor", "scalar"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One named value of a message.
+
+    A part that goes down is the server state's attribute of that name; with `each` the attribute is a function of the
+    client and the round. An `optional` part may be absent from a message (the attribute is None).
+    """
+
+    kind: Kind
+    name: str
+    shape: tuple[Size, ...] = ()
+    each: bool = False
+    optional: bool = False
+    prefix: str = ""  # of weights: only those whose names begin with it
+
+    def __str__(self) -> str:
+        return self.name + (" for each client" if self.each else "")
+
+
+def bank(name: str = "bank", shape: tuple[Size, ...] = ("classes", "dim"), **options: Any) -> Part:
+    """A prototype bank, or a stack of them."""
+    return Part("bank", name, shape, **options)
+
+
+def weights(**options: Any) -> Part:
+    """A model's parameters and buffers, or those whose names begin with `prefix`."""
+    return Part("weights", "weights", **options)
+
+
+def models(name: str = "models", **options: Any) -> Part:
+    """The weights of further models of the client's architecture."""
+    return Part("models", name, **options)
+
+
+def array(name: str, *shape: Size, **options: Any) -> Part:
+    """A tensor of any other kind."""
+    return Part("tensor", name, shape, **options)
+
+
+def number(name: str, **options: Any) -> Part:
+    """A single number."""
+    return Part("scalar", name, **options)
+
+
+class Sender(Protocol):
+    """A server's state as an exchange sees it."""
+
+    def audience(self, client: int, round: int) -> Hashable:
+        """Clients of one audience are sent the same message."""
+        ...
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What goes down, what comes up, and whether each client keeps a model of its own between rounds."""
+
+    down: tuple[Part, ...] = ()
+    up: tuple[Part, ...] = ()
+    keeps_model: bool = True
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether clients take part in rounds: they return something, or train a model that they keep."""
+        return bool(self.up) or self.keeps_model
+
+    @property
+    def prototypes(self) -> bool:
+        """Whether clients are sent prototypes."""
+        return any(part.kind == "bank" for part in self.down)
+
+    def audience(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Hashable:
+        """One audience for all where everything is broadcast; otherwise the state says who is sent the same."""
+        each = any(part.each for part in self.down if names is None or part.name in names)
+        return state.audience(client, round) if each else None
+
+    def message(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
+        """What a client is sent, or the named parts of it."""
+        found: dict[str, Any] = {}
+        further: dict[str, dict[str, Any]] = {"banks": {}, "tensors": {}, "scalars": {}}
+        for part in self.down:
+            if names is not None and part.name not in names:
+                continue
+            value = getattr(state, part.name)
+            value = value(client, round) if part.each else value
+            if value is None:
+                continue
+            if part.kind in ("weights", "models") or part.name == "bank":
+                found["models" if part.kind == "models" else part.name] = value
+            else:
+                further[f"{part.kind}s"][part.name] = float(value) if part.kind == "scalar" else value
+        return Bundle(**found, **further)
+
+    def expected(
+        self,
+        direction: Literal["down", "up"],
+        sizes: Mapping[str, int | None],
+        template: Mapping[str, Tensor],
+    ) -> Expected:
+        """What a message of one direction must look like; `template` is a model of the client's architecture."""
+        parts = self.up if direction == "up" else self.down
+        if direction == "up" and parts:
+            parts = (*parts, number(SAMPLES))
+        shapes = {p.name: tuple(sizes[n] if isinstance(n, str) else n for n in p.shape) for p in parts}
+        return Expected({p.name: p for p in parts}, shapes, template)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a message must look like to be accepted.
+
+    `shapes` are those of banks and tensors, None standing for any size. `template` is a model: names, shapes and dtypes
+    of weights count, values do not, so it may lie on the meta device.
+    """
+
+    parts: Mapping[str, Part]
+    shapes: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    template: Mapping[str, Tensor] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    partial: bool = False  # parts may be missing: what is sent for an evaluation is what a prediction needs
+    shapes_only: bool = False  # the rest is checked later, once filters have restored the message
+
+    def check(self, bundle: Bundle, source: str) -> None:
+        """Names, shapes, dtypes, finite values, counts ≥ 0. The error names the sender and the part."""
+        if self.shapes_only:
+            return
+        found = _parts(bundle)
+        for kind, name in found:
+            self._allow(kind, name, source)
+        for name, part in self.parts.items():
+            if not part.optional and not self.partial and (part.kind, name) not in found:
+                raise WireError(f"{source}: sent no {name}, which this method needs")
+        for name, bank in bundle.all_banks().items():
+            self._check_bank(name or "bank", bank, source)
+        if bundle.weights:
+            self._check_weights("weight", bundle.weights, self.parts["weights"], source)
+        for model, own in bundle.models.items():
+            self._check_weights(f"model {model!r}: weight", own, self.parts["models"], source)
+        for name, value in bundle.tensors.items():
+            self._check_form(f"{source}: tensor {name!r}", value, self.shapes[name], self.dtype)
+        for name, number in bundle.scalars.items():
+            if not math.isfinite(number):
+                raise WireError(f"{source}: scalar {name!r} is {number}; expected a finite number")
+
+    def _check_bank(self, name: str, bank: PrototypeBank, source: str) -> None:
+        what = _bank_name(name, source)
+        self.check_shape(name, bank.means.shape, source)
+        if bank.counts.shape != bank.means.shape[:-1]:
+            raise WireError(f"{what} has counts of shape {_list(bank.counts.shape)} for {_list(bank.means.shape)}")
+        if bank.means.dtype != self.dtype or not bank.counts.is_floating_point():
+            raise WireError(
+                f"{what} is {bank.means.dtype} with counts {bank.counts.dtype}; expected {self.dtype} and floating"
+            )
+        _check_finite(what, bank.means)
+        _check_finite(f"{what} counts", bank.counts)
+        if bool((bank.counts < 0).any()):
+            raise WireError(f"{what} has a negative count")
+
+    def _check_weights(self, kind: str, own: Mapping[str, Tensor], part: Part, source: str) -> None:
+        template = {n: v for n, v in self.template.items() if n.startswith(part.prefix)}
+        for name in sorted(template.keys() ^ own.keys()):
+            state = "is missing" if name in template else "was not asked for"
+            raise WireError(f"{source}: {kind} {name!r} {state}")
+        for name, value in own.items():
+            like = template[name]
+            self._check_form(f"{source}: {kind} {name!r}", value, tuple(like.shape), like.dtype)
+
+    def _check_form(self, what: str, value: Tensor, shape: tuple[int | None, ...], dtype: torch.dtype) -> None:
+        if not _fits(value.shape, shape):
+            raise WireError(f"{what} has shape {_list(value.shape)}; expected {_list(shape)}")
+        if value.dtype != dtype:
+            raise WireError(f"{what} is {value.dtype}; expected {dtype}")
+        _check_finite(what, value)
+
+    def check_shape(self, name: str, shape: Sequence[int], source: str) -> None:
+        """The shape of one bank, before or after it takes memory."""
+        name = name or "bank"
+        self._allow("bank", name, source)
+        wanted = self.shapes[name]
+        if not _fits(shape, wanted):
+            raise WireError(f"{_bank_name(name, source)} has shape {_list(shape)}; expected {_list(wanted)}")
+
+    def _allow(self, kind: str, name: str, source: str) -> None:
+        part = self.parts.get(name)
+        if part is None or part.kind != kind:
+            raise WireError(f"{source}: sent {name!r}, which this method does not exchange")
+
+
+def is_finite(value: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity."""
+    # a finite sum is cheap proof; an infinite one may also come of large values
+    return not value.is_floating_point() or math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
+
+
+def _parts(bundle: Bundle) -> set[tuple[str, str]]:
+    """Kind and name of everything in a bundle."""
+    return {
+        *(("bank", name or "bank") for name in bundle.all_banks()),
+        *([("weights", "weights")] if bundle.weights else []),
+        *([("models", "models")] if bundle.models else []),
+        *(("tensor", name) for name in bundle.tensors),
+        *(("scalar", name) for name in bundle.scalars),
+    }
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
+    return len(shape) == len(wanted) and all(w in (None, n) for n, w in zip(shape, wanted, strict=True))
+
+
+def _bank_name(name: str, source: str) -> str:
+    return f"{source}: bank" + ("" if name == "bank" else f" {name!r}")
+
+
+def _list(shape: Sequence[int | None]) -> str:
+    return f"[{', '.join('any' if n is None else str(n) for n in shape)}]"
+
+
+def _check_finite(what: str, value: Tensor) -> None:
+    if not is_finite(value):
+        raise WireError(f"{what} holds NaN or infinity")

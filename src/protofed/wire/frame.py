@@ -1,0 +1,158 @@
+"""The frame of a message: a safetensors header and the numbers behind it.
+
+The library would do for large messages; most of ours are small, and writing and checking their header by hand is faster
+(headers repeat from client to client and are remembered).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .bundle import Message
+
+KINDS = ("prototypes", "weights", "scalars", "framing")
+VERSION = 1
+HEADER = 2**24  # bytes a header may have
+KEPT, KEPT_HEADER = 64, 2**16  # how many headers are remembered, and how long one may be
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+BankShapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class MessageLayout:
+    """What a header says, checked: where each tensor lies, the shapes of the banks, and bytes by kind."""
+
+    start: int  # of the numbers
+    length: int  # of the numbers
+    entries: tuple[
+        tuple[str, int, int, tuple[int, ...], torch.dtype], ...
+    ]  # name, offset, count, shape, dtype; by name
+    banks: Mapping[str, list[int]]
+    kinds: Mapping[str, int]
+
+
+def framed(tensors: Mapping[str, Tensor], banks: BankShapes) -> bytes:
+    """Tensors by name as one message, a safetensors file as its library writes it."""
+    names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))  # large numbers first: all lie aligned
+    values = [tensors[name].detach().to("cpu").contiguous() for name in names]
+    text = _header_text(banks, tuple(names), tuple((v.dtype, tuple(v.shape)) for v in values))
+    pieces: list[Any] = [value.reshape(-1).view(torch.uint8).numpy() for value in values]
+    return b"".join([text, *pieces])
+
+
+@lru_cache(maxsize=KEPT)
+def _header_text(
+    banks: BankShapes, names: tuple[str, ...], forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+) -> bytes:
+    """Length and text of a header."""
+    about = json.dumps({"version": VERSION, "banks": {n: list(shape) for n, shape in banks}}, sort_keys=True)
+    header: dict[str, Any] = {"__metadata__": {"protofed": about}}
+    end = 0
+    for name, (dtype, shape) in zip(names, forms, strict=True):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def layout(message: Message) -> MessageLayout:
+    """The header of a message, read and checked; a ValueError says what is wrong with it."""
+    length = int.from_bytes(message[:8], "little")
+    if len(message) < 8 or length > len(message) - 8:
+        raise ValueError(f"{len(message)} bytes, cut short in the header")
+    if length > HEADER:
+        raise ValueError(f"a header of {length} bytes; at most {HEADER} are read")
+    text = bytes(message[8 : 8 + length])
+    return _read_layout(text) if length <= KEPT_HEADER else _read_layout.__wrapped__(text)
+
+
+@lru_cache(maxsize=KEPT)
+def _read_layout(text: bytes) -> MessageLayout:
+    header = json.loads(text)
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a mapping")
+    found = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
+    entries, kinds, reached = [], Counter(framing=8 + len(text)), 0
+    for begin, end, name, entry in sorted(found, key=lambda e: (e[0], e[1])):
+        shape, dtype = entry["shape"], TORCH_TYPES[entry["dtype"]]
+        if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
+            raise ValueError(f"entry {name!r} has no proper place or shape")
+        count = math.prod(shape)
+        if begin != reached or end - begin != count * dtype.itemsize:
+            raise ValueError(f"entry {name!r} lies at {begin} to {end}, which does not fit its shape or the others")
+        entries.append((name, begin, count, tuple(shape), dtype))
+        kinds[_kind(name)] += end - begin
+        reached = end
+    ordered = tuple(sorted(entries, key=lambda e: e[0]))
+    return MessageLayout(8 + len(text), reached, ordered, _bank_shapes(header), kinds)
+
+
+def _kind(key: str) -> str:
+    if key.startswith(("weight:", "model:")):
+        return "weights"
+    return "prototypes" if key.startswith("bank:") and key.endswith(":means") else "scalars"
+
+
+def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
+    """What the header says about banks; raises where it is not one of ours."""
+    about = json.loads(header["__metadata__"]["protofed"])
+    if about["version"] != VERSION:
+        raise ValueError(f"version {about['version']!r}; this program reads version {VERSION}")
+    for name, shape in about["banks"].items():
+        proper = isinstance(shape, list) and 2 <= len(shape) <= 8
+        if not proper or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
+            raise ValueError(f"bank {name!r} has no proper shape")
+    return about["banks"]
+
+
+def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
+    """The tensors of messages of one layout by name, side by side along a first axis.
+
+    They lie in a copy of the messages; those of a single `bytearray` lie in it. Raises where the numbers that the header
+    names do not fill a message exactly.
+    """
+    for message in messages:
+        if len(message) - about.start != about.length:
+            raise ValueError(f"{len(message) - about.start} bytes of numbers, of which {about.length} are named")
+    one = messages[0] if len(messages) == 1 else None
+    skipped = about.start if one is None or isinstance(one, bytearray) else 0
+    if one is None:
+        data = bytearray(b"".join(messages))
+    else:
+        data = one if isinstance(one, bytearray) else bytearray(memoryview(one)[about.start :])
+    if not data:
+        return {name: torch.empty((len(messages), *shape), dtype=dtype) for name, _, _, shape, dtype in about.entries}
+    rows = torch.frombuffer(data, dtype=torch.uint8).view(len(messages), -1)
+    result: dict[str, Tensor] = {}
+    for name, begin, count, shape, dtype in about.entries:
+        if not count:
+            result[name] = torch.empty((len(messages), *shape), dtype=dtype)
+        elif one is not None:
+            flat = torch.frombuffer(data, dtype=dtype, count=count, offset=skipped + begin)
+            result[name] = flat.view(1, *shape)
+        else:
+            piece = rows[:, skipped + begin : skipped + begin + count * dtype.itemsize]
+            result[name] = piece.contiguous().view(dtype).view(len(messages), *shape)
+    return result
