@@ -35,6 +35,8 @@ from .experiment.compare import (
 )
 from .experiment.run import Result, prepare_data
 from .experiment.settings import General, combine, parse_pairs, read_toml, resolve
+from .parts import Reduce
+from .registry import as_text
 from .report import (
     Row,
     comparison_latex,
@@ -428,21 +430,42 @@ def bench(
 
 @app.command("methods")
 def list_methods() -> None:
-    """List the methods, what each exchanges, and its settings."""
-    table = Table("method", "what it does", "travels", "settings")
+    """List the methods: paper, what each is made of, and its settings."""
+    table = Table("method", "what it does", "parts", "settings")
     for name in methods.available():
         entry = methods.registry[name]
         fields = [f"{f.name}={_short(f.default)}" for f in dataclasses.fields(entry)]
-        what = (entry.__doc__ or "").strip().splitlines()[0]
-        # what travels may depend on the settings; then it is that of the defaults
-        travels = entry.travels if isinstance(entry.travels, tuple) else methods.registry.make(name).travels
-        table.add_row(name, what, ", ".join(travels) or "nothing", "\n".join(fields))
+        paper = methods.registry.papers[name]
+        what = (entry.__doc__ or "").strip().splitlines()[0] + (f"\n{paper}" if paper else "")
+        parts = "\n".join(f"{part}: {text}" for part, text in _parts(methods.registry.make(name)).items())
+        table.add_row(name, what, parts, "\n".join(fields))
     make_console().print(table)
+
+
+def _parts(method: Any) -> dict[str, str]:
+    """The parts of a method, in a word or two each; where they depend on settings, those of the defaults."""
+    exchange, predict = method.exchange, method.predict
+    tuned = f" after {predict.tuning} epochs of tuning" if predict.tuning else ""
+    reduce = type(method.reduce).__name__.lower()
+    parts = {
+        "down": ", ".join(map(str, exchange.down)) or "nothing",
+        "up": ", ".join(map(str, exchange.up)) or "nothing",
+        "model": "each client's own" if exchange.keeps_model else "one for all",
+        "feed": type(method.feed).__name__.lower(),
+        "reduce": reduce + (f" by {method.reduce.by}" if reduce == "mean" else ""),
+        "predict": f"{predict.by}{tuned}",
+        "teacher": f"{method.teacher.epochs} epochs at the server" if method.teacher else "",
+    }
+    if not exchange.up:
+        del parts["reduce"]
+    return {name: text for name, text in parts.items() if text}
 
 
 def _short(value: Any) -> str:
     if value is dataclasses.MISSING:
         return "(needed)"
+    if isinstance(value, Reduce):
+        return as_text(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "(" + ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value)) + ")"
     return str(value)

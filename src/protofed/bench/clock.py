@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ..federation import stack
-from ..federation.local import Skeleton
 from ..federation.optimiser import Optimiser
 from ..methods.base import Method
+from ..models.skeleton import Skeleton
 
 MOST_PROCESSES = 1024
 
@@ -38,7 +38,7 @@ class Clock:
     def attach(self, method: type[Method]) -> None:
         """Time what the engines call: the loss with its forward pass, backward, the optimiser, and the eval pass."""
         for owner, name in (
-            (method, "client_loss"),
+            (method, "terms"),
             (torch.autograd, "grad"),
             (torch.Tensor, "backward"),
             (Optimiser, "step"),

@@ -96,7 +96,7 @@ class Training:
             "lr": self.lr,
             "momentum": self.momentum,
             "model": {"name": self.model, **self.options},
-            **({"aggregation": "mean"} if self.method == "fedproto" else {}),
+            **({"reduce": "mean?by=holders"} if self.method == "fedproto" else {}),
         }
 
 

@@ -251,11 +251,11 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         "rounds": federation.round,
         "clients": len(federation.data.clients),
         "last_round": {k: rows[-1][k] for k in measured},
-        "last_five": {k: sum(r[k] for r in last) / len(last) for k in measured},
+        "last_five": {k: sum(v) / len(v) for k in measured if (v := [r[k] for r in last if k in r])},
     }
     if len(federation.data.clients) <= MOST_CLIENTS:
         kinds = [k for k in history.clients[-1] if k.startswith("accuracy_")]
-        columns = {k: zip(*(row[k] for row in history.clients), strict=True) for k in kinds}
+        columns = {k: zip(*(row[k] for row in history.clients if k in row), strict=True) for k in kinds}
         summary["per_client"] = {k: [round(sum(v) / len(v), 6) for v in columns[k]] for k in kinds}
     if "validation" in rows[-1]:
         best = max(rows, key=lambda r: r["validation"])

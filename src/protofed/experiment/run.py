@@ -17,8 +17,8 @@ from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import EngineSettings, Plan, cores, make_engine, threads_kept
-from ..federation.filters import Filter
 from ..federation.rounds import participants_per_round
+from ..parts.filters import Filter
 from ..registry import parse_part
 from ..report.track import Tracker, tracker
 from .architectures import architectures, capabilities

@@ -26,11 +26,11 @@ from ..data.sources import is_table
 from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation.choose import Convolution, EngineSettings, Inner, Layout
-from ..federation.filters import Filter
 from ..federation.optimiser import LocalSettings
 from ..methods.base import Method
-from ..methods.parts import Reduce
 from ..models.base import ModelSpec
+from ..parts import Reduce
+from ..parts.filters import Filter
 from ..registry import Registry, as_options, as_text, first_problem, parse_part
 from . import architectures
 

@@ -15,10 +15,10 @@ from ..data.augment import Augmentation, draw
 from ..data.types import ClientData, Samples
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Loss, Network, Terms, Trained, Weights
-from ..methods.parts import Batch, Feed, Step, View
+from ..models.skeleton import Skeleton
+from ..parts import Batch, Feed, Step, View
+from ..parts.filters import Filter
 from ..wire import Bundle
-from .filters import Filter
-from .network import Skeleton
 from .optimiser import LocalSettings
 
 GATHER = 32  # steps whose samples are fetched together

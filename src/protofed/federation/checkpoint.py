@@ -41,8 +41,7 @@ def save(federation: Federation, folder: Path) -> None:
     tensors: dict[str, Tensor] = {}
     tree = packed(federation.state, "", tensors)
     _write(work / "server.safetensors", safetensors.torch.save(tensors))
-    clients = {k: v for c, state in states.items() for k, v in _pack(c, state)}
-    _write(work / "clients.safetensors", safetensors.torch.save(clients))
+    _write(work / "clients.safetensors", written_states(states))
     about = {"format": FORMAT, "round": federation.round, "server": tree}
     _write(work / "state.json", json.dumps(about, indent=1).encode())
     final = folder / name
@@ -82,7 +81,8 @@ def _read(federation: Federation, folder: Path) -> Saved | None:
             raise ProtofedError(f"{place}: checkpoint format {state.get('format')!r}; this version reads {FORMAT}")
         tensors = safetensors.torch.load_file(place / "server.safetensors")
         server = type(federation.state)(**unpacked(state["server"], tensors))
-        clients = _unpack(place / "clients.safetensors", federation)
+        clients = read_states(place / "clients.safetensors")
+        _check_states(clients, federation, place / "clients.safetensors")
         return Saved(int(state["round"]), server, clients)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise ProtofedError(f"{folder}: unreadable checkpoint ({type(error).__name__}: {error})") from None
@@ -121,34 +121,44 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {name: unpacked(v, tensors) for name, v in tree.items()}
 
 
+def written_states(states: Mapping[int, ClientState]) -> bytes:
+    """Clients' states as one file."""
+    return safetensors.torch.save({k: v for client, state in states.items() for k, v in _pack(client, state)})
+
+
 def _pack(client: int, state: ClientState) -> Iterator[tuple[str, Tensor]]:
     for name, value in state.weights.items():
         yield f"{client}/weights/{name}", value.contiguous()
     if state.bank is not None:
-        yield f"{client}/bank/means", state.bank.means.contiguous()
-        yield f"{client}/bank/counts", state.bank.counts.contiguous()
+        yield f"{client}/bank/means", state.bank.means.clone()
+        yield f"{client}/bank/counts", state.bank.counts.clone()
     beside = wire.encode(state.beside_weights())
-    if beside or not state.weights:
+    if beside:
         yield f"{client}/beside/", torch.frombuffer(bytearray(beside), dtype=torch.uint8)
 
 
-def _unpack(file: Path, federation: Federation) -> dict[int, ClientState]:
+def read_states(file: Path) -> dict[int, ClientState]:
+    """The states in a file, by client."""
     parts: dict[int, dict[str, dict[str, Tensor]]] = {}
     for key, value in safetensors.torch.load_file(file).items():
         client, part, name = key.split("/", 2)
         parts.setdefault(int(client), {}).setdefault(part, {})[name] = value
-    return {client: _state(file, client, own, federation) for client, own in parts.items()}
+    states = {}
+    for number, own in parts.items():
+        beside = own["beside"][""].numpy().tobytes() if "beside" in own else b""
+        bank = PrototypeBank(own["bank"]["means"], own["bank"]["counts"]) if "bank" in own else None
+        extra = wire.decode(beside, f"{file}: client {number}")
+        states[number] = ClientState.of(own.get("weights", {}), extra, bank)
+    return states
 
 
-def _state(file: Path, client: int, parts: Mapping[str, Mapping[str, Tensor]], federation: Federation) -> ClientState:
+def _check_states(states: Mapping[int, ClientState], federation: Federation, file: Path) -> None:
     engine = federation.engine
-    start, weights, bank = engine.starts[engine.owner[client]], parts.get("weights", {}), parts.get("bank")
-    for name, value in weights.items():
-        if name not in start or start[name].shape != value.shape:
-            raise ProtofedError(f"{file}: weight {name!r} does not fit the model in the run's settings")
-    beside = parts["beside"][""].numpy().tobytes() if "beside" in parts else b""
-    own = None if bank is None else PrototypeBank(bank["means"], bank["counts"])
-    return ClientState.of(weights, wire.decode(beside, f"{file}: client {client}"), own)
+    for client, state in states.items():
+        start = engine.starts[engine.owner[client]]
+        for name, value in state.weights.items():
+            if name not in start or start[name].shape != value.shape:
+                raise ProtofedError(f"{file}: weight {name!r} does not fit the model in the run's settings")
 
 
 def write_atomically(path: Path, content: bytes) -> None:

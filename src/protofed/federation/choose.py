@@ -26,10 +26,10 @@ from ..errors import ProtofedError
 from ..methods.base import Method
 from ..methods.server import Setup
 from ..models.base import ModelSpec
+from ..parts.filters import Filter
 from . import scale
 from .batches import Task, planned_steps
 from .engine import Downloads, Engine, Inputs, PlainEngine
-from .filters import Filter
 from .local import train_client, with_memory
 from .mixed import MixedEngine
 from .optimiser import LocalSettings

@@ -18,12 +18,12 @@ from ..evaluate import Scores
 from ..methods.base import Method
 from ..models.base import ModelSpec, Output
 from ..models.convolution import LeanConv2d, with_convolutions
+from ..models.skeleton import Skeleton
 from ..wire import Bundle, Message
 from . import judge
 from .batches import Task
 from .judge import Evaluation, SampleSet, samples_of
 from .local import ClientState, Outcome, train_client, trained_client, with_memory
-from .network import Skeleton
 
 SERVER = -1  # the server's number among the random streams
 DECODED = 2  # messages that stay decoded: most often all clients are sent the same one

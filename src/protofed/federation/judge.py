@@ -14,8 +14,8 @@ import torch
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
 from ..evaluate import Scores, Snapshot, score_client, silhouette, vote
-from ..methods.parts import Predict
 from ..models.base import Output
+from ..parts import Predict
 from ..wire import Bundle
 
 SHAPE_SAMPLES = 300  # of a client's test samples, for silhouette and snapshots

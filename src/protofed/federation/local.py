@@ -23,14 +23,14 @@ from ..data.types import ClientData
 from ..errors import ProtofedError
 from ..evaluate.pseudo import tally
 from ..methods.client import Pseudo, Trained, Weights
-from ..methods.parts import Batch, Feed, Received, Step, View
 from ..models import norm
 from ..models.base import Output
+from ..models.skeleton import Skeleton, TrainingNetwork
+from ..parts import Batch, Feed, Received, Step, View
+from ..parts.filters import left
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
 from .batches import Task, all_samples, batches, client_size, viewed_pool
-from .filters import left
-from .network import Skeleton, TrainingNetwork
 from .optimiser import Optimiser
 
 

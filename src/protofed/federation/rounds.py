@@ -19,13 +19,13 @@ from ..evaluate import Scores, ensemble, summarise
 from ..evaluate.accuracy import KINDS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
-from ..methods.parts import Running, Upload
 from ..methods.server import Setup
+from ..parts import Running, Upload
+from ..parts.filters import Filter, restored
 from ..wire import Bundle
 from ..wire.exchange import SAMPLES
 from . import selection
 from .engine import Downloads, Engine
-from .filters import Filter, restored
 from .judge import Evaluation
 from .local import Outcome
 from .mixed import for_architecture, marked

@@ -25,10 +25,11 @@ from ..bank import PrototypeBank
 from ..data.types import ClientData, FederatedData, Samples
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Pseudo, Weights
-from ..methods.parts import Batch, Received, Step, View
 from ..models import norm
 from ..models.base import Levels, Output
 from ..models.convolution import UnfoldConv2d, with_convolutions
+from ..models.skeleton import Skeleton, frozen
+from ..parts import Batch, Received, Step, View
 from ..wire import Bundle
 from .batches import Task, all_samples, draws, planned_steps, view_of, viewed_pool
 from .engine import Downloads, PlainEngine
@@ -45,7 +46,6 @@ from .local import (
     what_is_not_finite,
     with_memory,
 )
-from .network import Skeleton, frozen
 from .optimiser import Optimiser
 
 Tensors = dict[str, Tensor]

@@ -12,13 +12,13 @@ tensors; masks do what branches would. The other functions are called client by 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..bank import PrototypeBank
+from ..parts import Batch, Each, Epochs, Feed, Head, Predict, Received, Reduce, Reduced
 from ..registry import Registry
 from ..wire import Bundle, Exchange, bank, weights
 from .client import Loss, Network, Terms, Trained, Weights
-from .parts import Batch, Each, Epochs, Feed, Head, Predict, Received, Reduce, Reduced
 from .server import Measures, Setup, Shared, Teacher
 
 PROTOTYPES = Exchange(down=(bank(),), up=(bank(),))
@@ -31,6 +31,8 @@ MODEL_AND_PROTOTYPES = Exchange(down=(weights(), bank()), up=(weights(), bank())
 @dataclass(frozen=True)
 class Method:
     """A method: five parts and the equations that are its own."""
+
+    name: ClassVar[str]  # the registry's
 
     # --- parts --------------------------------------------------------------------------------------------------
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import ClassVar
 
+from ..parts import CE, Batch, Each, Received, Reduce, Reduced, Upload, weighted_average
 from ..wire import Bundle, Exchange, number, weights
 from .base import Method, register
 from .client import Network, Terms, Trained
-from .parts import CE, Batch, Each, Received, Reduce, Reduced, Upload, weighted_average
 from .server import Setup, Shared
 
 ROUNDING = 1e-9  # a client exactly at the mean must not fall below it by the last bit

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..models.base import Levels, Output
-from .parts import Batch, View
+from ..parts import Batch, View
 
 Weights = Mapping[str, Tensor]
 Terms = dict[str, Tensor]

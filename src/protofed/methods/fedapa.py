@@ -13,11 +13,11 @@ import torch
 
 from .. import aggregate
 from ..bank import PrototypeBank
+from ..parts import CE, Batch, Contrast, Head, Peers, Predict, Received, Reduced, terms_of
 from ..schedules import Weight, ramp
 from ..wire import Bundle, Exchange, bank
 from .base import Method, register
 from .client import Network, Terms, Trained
-from .parts import CE, Batch, Contrast, Head, Peers, Predict, Received, Reduced, terms_of
 from .server import Setup, State, state
 
 

@@ -15,27 +15,26 @@ from torch import Tensor
 from .. import aggregate, losses
 from ..bank import PrototypeBank
 from ..evaluate.geometry import feature_space_separation
+from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, bank_of
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, bank, number, weights
 from .base import Method, register
 from .checks import a_share, at_least_one, not_negative
-from .client import Loss, Network, Pseudo, Terms, Trained, Weights
-from .parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, bank_of
+from .client import Loss, Network, Pseudo, Terms, Trained
 from .phases import Transition
-from .server import Measures, Setup, State, Teacher, state
+from .semifl import MovingModel
+from .server import Measures, Setup, Teacher, state
 
 log = logging.getLogger("protofed")
 
 
 @state
-class Phases(State):
+class Phases(MovingModel):
     """The global model and prototypes, which phase the federation is in, and what decides on the next one."""
 
-    weights: Weights
     prototypes: PrototypeBank  # P_g
     phase: int = 1
     threshold: float = 1.0  # τ; until the server has trained nothing is sure enough: no probability is above 1
-    velocity: Weights = field(default_factory=dict)
     history: Tensor = field(default_factory=lambda: torch.zeros(0))  # the last scores that the next phase waits for
     fss: float | None = None
     gcplca: float | None = None
@@ -93,7 +92,7 @@ class FedARPL(Method):
 
     # --- server: its own training ---------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Phases:
-        return Phases(setup.weights, PrototypeBank.empty(setup.num_classes, setup.dim))
+        return Phases(setup.weights, {}, PrototypeBank.empty(setup.num_classes, setup.dim))
 
     @property
     def teacher(self) -> Teacher:
@@ -149,9 +148,7 @@ class FedARPL(Method):
     # --- server: what comes back ----------------------------------------------------------------------------------
     def update(self, state: Phases, reduced: Reduced, round: int, setup: Setup) -> Phases:
         gcplca = reduced.scalars["confidence"]
-        moved = aggregate.with_momentum(state.weights, reduced.weights, state.velocity, self.server_momentum)  # Eq. 10
-        model, velocity = {**state.weights, **moved[0]}, {**state.velocity, **moved[1]}
-        state = replace(state, weights=model, velocity=velocity, gcplca=gcplca)
+        state = replace(state.moved(reduced.weights, self.server_momentum), gcplca=gcplca)  # Eq. 10
         if state.phase < 3:
             return self._with_score(state, 2, gcplca, round)
         return replace(state, prototypes=self.blended(state, reduced.bank, round))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..parts import CE, Batch, Mean, Received, Reduce
 from ..wire import Exchange
 from .base import MODEL, Method, register
 from .client import Network, Terms
-from .parts import CE, Batch, Mean, Received, Reduce
 
 
 @register("fedavg", paper="McMahan et al., AISTATS 2017")

@@ -15,12 +15,7 @@ from torch import Tensor
 
 from .. import losses
 from ..models.decomposed import PSI
-from ..schedules import Weight, weight_at
-from ..wire import Bundle, Exchange, array, models, weights
-from .base import Method, register
-from .checks import a_share, at_least_one, not_negative
-from .client import Loss, Network, Pseudo, Terms, Trained, Weights
-from .parts import (
+from ..parts import (
     Batch,
     Each,
     Epochs,
@@ -34,6 +29,11 @@ from .parts import (
     Unlabelled,
     weighted_average,
 )
+from ..schedules import Weight, weight_at
+from ..wire import Bundle, Exchange, array, models, weights
+from .base import Method, register
+from .checks import a_share, at_least_one, not_negative
+from .client import Loss, Network, Pseudo, Terms, Trained, Weights
 from .server import Setup, State, Teacher, state
 
 

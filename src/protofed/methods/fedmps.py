@@ -11,12 +11,12 @@ from torch import Tensor
 from .. import aggregate, losses, seeds
 from ..bank import PrototypeBank
 from ..models.base import LOW
+from ..parts import Batch, Each, Received, Reduce, Reduced, bank_of
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, array, bank, weights
 from .base import Method, register
 from .checks import at_least_one, not_negative
 from .client import Network, Terms, Trained, Weights
-from .parts import Batch, Each, Received, Reduce, Reduced, bank_of
 from .server import Setup, State, state
 
 

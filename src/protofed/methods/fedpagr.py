@@ -10,12 +10,12 @@ import torch
 from .. import aggregate, seeds
 from ..bank import PrototypeBank, unit
 from ..errors import ProtofedError
+from ..parts import CE, Batch, Contrast, Mean, Nearest, Predict, Received, Reduce, Reduced, Spread, bank_of, terms_of
 from ..schedules import Weight
 from ..wire import Bundle, Exchange
 from .base import PROTOTYPES, Method, register
 from .checks import not_negative
 from .client import Network, Terms, Trained, Weights
-from .parts import CE, Batch, Contrast, Mean, Nearest, Predict, Received, Reduce, Reduced, Spread, bank_of, terms_of
 from .server import Setup, Shared
 
 MANY = 100  # classes from which the paper takes a smaller margin and fewer steps

@@ -8,11 +8,11 @@ import torch
 
 from .. import losses
 from ..bank import PrototypeBank, unit
+from ..parts import Batch, Head, Mean, Predict, Received, Reduce, bank_of
 from ..wire import Bundle, Exchange
 from .base import MODEL_AND_PROTOTYPES, PROTOTYPES, Method, register
 from .checks import at_least_one
 from .client import Network, Terms, Trained
-from .parts import Batch, Head, Mean, Predict, Received, Reduce, bank_of
 
 
 @register("fedproc", paper="Mu et al., FGCS 2023")

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ..parts import CE, Align, Batch, Mean, Nearest, Predict, Received, Reduce, terms_of
 from ..schedules import Weight
 from ..wire import Exchange
 from .base import PROTOTYPES, Method, register
 from .checks import not_negative
 from .client import Network, Terms
-from .parts import CE, Align, Batch, Mean, Nearest, Predict, Received, Reduce, terms_of
 
 
 @register("fedproto", paper="Tan et al., AAAI 2022")

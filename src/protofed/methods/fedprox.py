@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..parts import CE, Batch, Proximal, Received, terms_of
 from ..schedules import Weight
 from .base import register
 from .checks import not_negative
 from .client import Network, Terms
 from .fedavg import FedAvg
-from .parts import CE, Batch, Proximal, Received, terms_of
 
 
 @register("fedprox", paper="Li et al., MLSys 2020")

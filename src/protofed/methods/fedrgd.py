@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 
 from .. import seeds
+from ..parts import Each, Reduce, Reduced, weighted_average
 from ..wire import Exchange, weights
 from .base import register
 from .checks import at_least_one
 from .client import Weights
 from .fixmatch import FixMatch
-from .parts import Each, Reduce, Reduced, weighted_average
 from .server import Setup, State, state
 
 

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from .. import losses
 from ..bank import PrototypeBank
+from ..parts import CE, Align, Batch, Feed, Mean, Paired, Proxy, Received, Reduce, bank_of, terms_of
 from ..schedules import Ramp, Weight, ramp, weight_at
 from ..wire import Bundle, Exchange
 from .base import PROTOTYPES, Method, register
 from .checks import a_share, at_least_one, not_negative
 from .client import Loss, Network, Pseudo, Trained
-from .parts import CE, Align, Batch, Feed, Mean, Paired, Proxy, Received, Reduce, bank_of, terms_of
 
 
 class Nearest(NamedTuple):

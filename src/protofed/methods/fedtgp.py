@@ -12,12 +12,12 @@ from torch.nn.functional import one_hot
 
 from .. import aggregate, seeds
 from ..bank import TINY, PrototypeBank
+from ..parts import CE, Align, Batch, Received, Reduced, terms_of
 from ..schedules import Weight
 from ..wire import Exchange
 from .base import PROTOTYPES, Method, register
 from .checks import at_least_one, not_negative
 from .client import Network, Terms
-from .parts import CE, Align, Batch, Received, Reduced, terms_of
 from .server import Setup, State, state
 
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 
 from .. import losses
+from ..parts import Batch, Feed, Mean, Paired, Received, Reduce
 from ..schedules import Weight, weight_at
 from ..wire import Exchange
 from .base import MODEL, Method, register
 from .checks import a_share, not_negative
 from .client import Loss, Network, Pseudo
-from .parts import Batch, Feed, Mean, Paired, Received, Reduce
 
 PAIRED = Paired("weak", ("weak", "strong"))
 

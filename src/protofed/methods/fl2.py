@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from .. import losses
+from ..parts import Batch, Mean, Received, Reduce, Upload
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, number, weights
 from .base import register
 from .checks import not_negative
 from .client import Loss, Network, Pseudo, Trained
-from .parts import Batch, Mean, Received, Reduce, Upload
 from .semifl import LabelsAtServer
 
 CERTAIN = 1e-12  # the share of a client that is certain of everything, so that all count alike where all are

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..parts import CE, Batch, Received
 from .base import Method, register
 from .client import Network, Terms
-from .parts import CE, Batch, Received
 
 
 @register("local")

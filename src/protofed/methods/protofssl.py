@@ -13,12 +13,12 @@ from torch import Tensor
 
 from .. import aggregate, losses, seeds
 from ..bank import PrototypeBank
+from ..parts import Batch, Each, Episodes, Feed, Helpers, Predict, Received, Reduce, Reduced
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, bank, weights
 from .base import Method, register
 from .checks import at_least_one, not_negative
 from .client import Loss, Network, Pseudo, Trained, Weights
-from .parts import Batch, Each, Episodes, Feed, Helpers, Predict, Received, Reduce, Reduced
 from .server import Setup, State, state
 
 

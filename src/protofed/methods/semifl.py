@@ -5,7 +5,7 @@ Diao et al., "SemiFL: Semi-Supervised Federated Learning for Unlabeled Clients w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from scipy.special import betaincinv
 from torch import Tensor
+from typing_extensions import Self
 
 from .. import aggregate, losses
+from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, Upload
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, number, weights
 from .base import Method, register
 from .checks import a_share, at_least_one, not_negative
 from .client import Loss, Network, Pseudo, Terms, Trained, Weights
-from .parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, Upload
 from .server import Measures, Setup, State, Teacher, state
 
 QUANTILES = 4097  # points in the table of a Beta distribution
@@ -28,16 +29,22 @@ QUANTILES = 4097  # points in the table of a Beta distribution
 
 @state
 class MovingModel(State):
-    """A model that is moved by the clients' average with momentum, and how many clients took part in that."""
+    """A model that is moved by the clients' average with momentum."""
 
     weights: Weights
-    velocity: Weights = field(default_factory=dict)
-    active: float = 0.0
+    velocity: Weights
 
-    def moved(self, average: Weights, momentum: float) -> MovingModel:
+    def moved(self, average: Weights, momentum: float) -> Self:
         """The state after a step of SGD (learning rate 1) from its weights to the clients' average."""
         weights, velocity = aggregate.with_momentum(self.weights, average, self.velocity, momentum)
         return replace(self, weights={**self.weights, **weights}, velocity={**self.velocity, **velocity})
+
+
+@state
+class ActiveModel(MovingModel):
+    """Beside the model, how many clients did not sit out."""
+
+    active: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class LabelsAtServer(Method):
         return Teacher(self.epochs_at_server, cross_entropy, with_trained_weights)
 
     def start(self, setup: Setup) -> MovingModel:
-        return MovingModel(setup.weights)
+        return MovingModel(setup.weights, {})
 
     def update(self, state: MovingModel, reduced: Reduced, round: int, setup: Setup) -> MovingModel:
         return state.moved(reduced.weights, self.server_momentum)
@@ -130,11 +137,14 @@ class SemiFL(LabelsAtServer):
         confident = float((sure >= self.threshold).sum())
         return Bundle(weights=trained.weights, scalars={"confident": confident})
 
-    def update(self, state: MovingModel, reduced: Reduced, round: int, setup: Setup) -> MovingModel:
+    def start(self, setup: Setup) -> ActiveModel:
+        return ActiveModel(setup.weights, {})
+
+    def update(self, state: ActiveModel, reduced: Reduced, round: int, setup: Setup) -> ActiveModel:
         moved = state.moved(reduced.weights, self.server_momentum) if reduced.weights else state
         return replace(moved, active=reduced.share)
 
-    def describe(self, state: MovingModel, round: int) -> Measures:
+    def describe(self, state: ActiveModel, round: int) -> Measures:
         """How many clients did not sit out."""
         return Measures({"active": state.active})
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils import _pytree as pytree
+from typing_extensions import dataclass_transform
 
 from ..bank import PrototypeBank
+from ..parts import Batch, Epochs, Feed
 from ..wire import Bundle
 from .client import Loss, Network, Terms, Trained, Weights
-from .parts import Batch, Epochs, Feed
 
 S = TypeVar("S", bound=type)
 
@@ -32,6 +33,7 @@ class Setup:
     architectures: tuple[int, ...] = ()  # the number of each client's
 
 
+@dataclass_transform(frozen_default=True)
 def state(entry: S) -> S:
     """Class decorator: a frozen dataclass that a server may keep between rounds, on any device and on disk."""
     made: Any = dataclass(frozen=True)(entry)

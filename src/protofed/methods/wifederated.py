@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..parts import Head, Predict
 from .base import register
 from .checks import not_negative
 from .fedavg import FedAvg
-from .parts import Head, Predict
 
 
 @register("wifederated", paper="Hernandez and Bulut, IEEE Internet of Things Journal 2022")

@@ -18,7 +18,7 @@ class Decomposed(nn.Module):
 
     def __init__(self, module: nn.Module, start: float) -> None:
         super().__init__()
-        object.__setattr__(self, "module", module)  # not a submodule: its layers are registered under their own names
+        self.whole = (module,)  # in a tuple it is no submodule: its layers are registered under their own names
         for name, child in module.named_children():
             self.add_module(name, child)
         for name, parameter in module.named_parameters(recurse=False):
@@ -33,7 +33,7 @@ class Decomposed(nn.Module):
     def forward(self, x: Tensor, **options: Any) -> Any:
         own = dict(self.named_parameters())
         halves = {name: own[name] + own[PSI + name] for name in self.names}
-        return functional_call(self.module, halves, (x,), options)
+        return functional_call(self.whole[0], halves, (x,), options)
 
 
 def _tree(parameters: dict[str, nn.Parameter]) -> nn.Module:

@@ -108,7 +108,8 @@ class Exchange:
                 found["models" if part.kind == "models" else part.name] = value
             else:
                 further[f"{part.kind}s"][part.name] = float(value) if part.kind == "scalar" else value
-        return Bundle(**found, **further)
+        found |= further
+        return Bundle(**found)
 
     def expected(
         self,

@@ -1,6 +1,7 @@
-"""What methods are composed of: feeds, reduces, predictions and loss terms."""
+"""What methods are composed of and wrapped in: feeds, reduces, predictions, loss terms and filters."""
 
 from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
+from .filters import Clip, Filter, Quantise
 from .predict import Head, Helpers, Nearest, Predict
 from .received import Received, bank_of
 from .reduce import Each, Mean, Median, Reduce, Reduced, Running, Trimmed, Upload, weighted_average
@@ -10,11 +11,13 @@ __all__ = [
     "CE",
     "Align",
     "Batch",
+    "Clip",
     "Contrast",
     "Each",
     "Episodes",
     "Epochs",
     "Feed",
+    "Filter",
     "Head",
     "Helpers",
     "Mean",
@@ -25,6 +28,7 @@ __all__ = [
     "Predict",
     "Proximal",
     "Proxy",
+    "Quantise",
     "Received",
     "Reduce",
     "Reduced",

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from ... import losses
-from ...bank import PrototypeBank
-from ...wire import Bundle
+from .. import losses
+from ..bank import PrototypeBank
+from ..wire import Bundle
 
 By = Literal["head", "prototype"]
 

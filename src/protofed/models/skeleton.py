@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..models import norm
-from ..models.base import Levels, Output
+from . import norm
+from .base import Levels, Output
 
 EVAL_BATCH = 512
 Weights = Mapping[str, Tensor]

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
-from ... import losses
-from ...bank import PrototypeBank
-from ...models.base import Levels, Output
-from ...registry import Registry
-from ...schedules import Weight, weight_at
+from .. import losses
+from ..bank import PrototypeBank
+from ..models.base import Levels, Output
+from ..registry import Registry
+from ..schedules import Weight, weight_at
 from .feed import Batch
 from .received import Received, bank_of
 

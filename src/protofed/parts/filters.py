@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..errors import ProtofedError
-from ..methods.parts import Reduced
 from ..registry import Registry
 from ..wire import Bundle, Exchange, WireError
+from .reduce import Reduced
 
 SCALE = "scale/"  # before the names of the scales that quantised values travel with
 

@@ -14,11 +14,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import aggregate
-from ...bank import PrototypeBank
-from ...errors import ProtofedError
-from ...registry import Registry
-from ...wire import Bundle, Exchange
+from .. import aggregate
+from ..bank import PrototypeBank
+from ..errors import ProtofedError
+from ..registry import Registry
+from ..wire import Bundle, Exchange
 from .received import bank_of
 
 BLOCK = 2**16  # numbers that stay in a core's cache

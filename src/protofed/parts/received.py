@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch.utils import _pytree as pytree
 
-from ...bank import PrototypeBank
-from ...wire import Bundle
+from ..bank import PrototypeBank
+from ..wire import Bundle
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,176 @@
+"""A site: one client as a transport meets it, with its data, its model and what it keeps between rounds.
+
+`train` and `evaluate` take a message and give one, as bytes. A site takes nothing from memory that was not in a message or
+in its own store. Simulators run the same code without the envelopes; `SiteEngine` is an engine whose sites are elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, MutableMapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..evaluate import Confusion, Scores, Snapshot
+from ..wire import Bundle, Message, WireError, decode, encode
+from .checkpoint import read_states, write_atomically, written_states
+from .engine import Downloads, Inputs, PlainEngine, Taught
+from .judge import Evaluation
+from .local import ClientState, Outcome
+from .mixed import MixedEngine
+
+HEADER = 2**20  # bytes an envelope's header may have
+
+
+def sealed(about: Mapping[str, Any], payload: Message) -> bytes:
+    """An envelope: what a message is about as JSON, and the message itself."""
+    text = json.dumps(about).encode()
+    return len(text).to_bytes(4, "little") + text + payload
+
+
+def opened(message: Message, source: str) -> tuple[dict[str, Any], bytes]:
+    """What an envelope is about, and what is in it."""
+    length = int.from_bytes(message[:4], "little")
+    try:
+        if length > min(HEADER, len(message) - 4):
+            raise ValueError(f"{len(message)} bytes, cut short in the header")
+        about = json.loads(bytes(message[4 : 4 + length]))
+        if not isinstance(about, dict):
+            raise ValueError("the header is not a mapping")
+    except ValueError as error:
+        raise WireError(f"{source}: not an envelope ({error})") from None
+    return about, bytes(message[4 + length :])
+
+
+class FolderStates(MutableMapping[int, ClientState]):
+    """Clients' states as files of a folder, each replaced in one step."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def _file(self, client: int) -> Path:
+        return self.folder / f"client-{client}.safetensors"
+
+    def __getitem__(self, client: int) -> ClientState:
+        if not self._file(client).exists():
+            raise KeyError(client)
+        return read_states(self._file(client))[client]
+
+    def __setitem__(self, client: int, state: ClientState) -> None:
+        write_atomically(self._file(client), written_states({client: state}))
+
+    def __delitem__(self, client: int) -> None:
+        self._file(client).unlink()
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(file.stem.removeprefix("client-")) for file in sorted(self.folder.glob("client-*.safetensors")))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Site:
+    """One client of a federation. `states` is where it keeps its state: in memory, or in its folder."""
+
+    def __init__(self, inputs: Inputs, client: int, states: MutableMapping[int, ClientState] | None = None) -> None:
+        self.client = client
+        self.engine = PlainEngine(inputs, inputs.build())
+        self.engine.states = {} if states is None else states
+
+    def _downloads(self, message: Message, purpose: str) -> tuple[Downloads, dict[str, Any]]:
+        about, payload = opened(message, f"server's message to client {self.client}")
+        self.engine.decoded.clear()  # a message may come twice, and need not be the same
+        return Downloads(int(about["round"]), [payload], {self.client: 0}, purpose), about
+
+    def train(self, message: Message) -> bytes:
+        """Train from what the server sent; the reply holds the upload, loss terms, and what failed."""
+        downloads, _ = self._downloads(message, "train")
+        ((_, outcome),) = self.engine.train(downloads)
+        about = {"round": downloads.round, "terms": outcome.terms, "failure": outcome.failure, "pseudo": outcome.pseudo}
+        return sealed({**about, "returned": outcome.upload is not None}, outcome.upload or b"")
+
+    def evaluate(self, message: Message) -> bytes:
+        """Score the site's own model on its own test samples; the reply holds the scores."""
+        downloads, about = self._downloads(message, "evaluate")
+        scores = self.engine.evaluate(downloads, Evaluation(**about["how"]))[self.client]
+        return sealed({"round": downloads.round}, encode(bundle_of(scores)))
+
+
+def bundle_of(scores: Scores) -> Bundle:
+    """Scores as a bundle, for a message."""
+    arrays = {"head": scores.by_head.rows, "votes": scores.votes}
+    arrays["prototype"] = None if scores.by_prototype is None else scores.by_prototype.rows
+    if scores.snapshot is not None:
+        arrays |= {f"snapshot.{f.name}": getattr(scores.snapshot, f.name) for f in dataclasses.fields(Snapshot)}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items() if a is not None}
+    return Bundle(tensors=tensors, scalars={} if scores.silhouette is None else {"silhouette": scores.silhouette})
+
+
+def scores_of(bundle: Bundle, source: str) -> Scores:
+    """The scores in a bundle."""
+    try:
+        arrays = {name: value.numpy() for name, value in bundle.tensors.items()}
+        snapshot = {n.removeprefix("snapshot."): a for n, a in arrays.items() if n.startswith("snapshot.")}
+        for name in ("head", "prototype"):
+            if name in arrays and (arrays[name].ndim != 2 or arrays[name].shape[1] != 3):
+                raise ValueError(f"{name} has shape {arrays[name].shape}")
+        return Scores(
+            Confusion(arrays["head"]),
+            Confusion(arrays["prototype"]) if "prototype" in arrays else None,
+            arrays.get("votes"),
+            bundle.scalars.get("silhouette"),
+            Snapshot(**snapshot) if snapshot else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"{source}: not an evaluation ({error})") from None
+
+
+class Reached(Protocol):
+    """A site as it can be reached: here, or through a transport."""
+
+    def train(self, message: Message, /) -> bytes: ...
+
+    def evaluate(self, message: Message, /) -> bytes: ...
+
+
+class SiteEngine:
+    """An engine whose sites are elsewhere: it sends each its message and takes the reply. It holds no client's state."""
+
+    def __init__(self, sites: Mapping[int, Reached], server: PlainEngine | MixedEngine) -> None:
+        """`server`: an engine of the same architectures, for a server that trains and for the shapes of weights."""
+        self.sites, self.server = sites, server
+        self.starts, self.owner = server.starts, server.owner
+        self.dim, self.parameters = server.dim, server.parameters
+
+    def teach(self, state: Any, round: int) -> Taught:
+        return self.server.teach(state, round)
+
+    def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        for client in downloads.clients:
+            reply = self.sites[client].train(sealed({"round": downloads.round}, downloads[client]))
+            about, payload = opened(reply, f"client {client}")
+            upload = payload if about["returned"] else None
+            yield client, Outcome(upload, about["terms"], about["failure"], about["pseudo"])
+
+    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+        scores: dict[int, Scores] = {}
+        for client in downloads.clients:
+            about = {"round": downloads.round, "how": dataclasses.asdict(how)}
+            _, payload = opened(self.sites[client].evaluate(sealed(about, downloads[client])), f"client {client}")
+            scores[client] = scores_of(decode(payload, f"client {client}"), f"client {client}")
+        return scores
+
+    def export(self) -> dict[int, ClientState]:
+        """Nothing: states are the sites' own."""
+        return {}
+
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Nothing: states are the sites' own."""
+
+    def close(self) -> None:
+        """Nothing to release."""
