@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,7 +70,7 @@ class LabelsAtServer(Method):
     def start(self, setup: Setup) -> MovingModel:
         return MovingModel(setup.weights, {})
 
-    def update(self, state: MovingModel, reduced: Reduced, round: int, setup: Setup) -> MovingModel:
+    def update(self, state: Any, reduced: Reduced, round: int, setup: Setup) -> Any:
         return state.moved(reduced.weights, self.server_momentum)
 
 
