@@ -47,9 +47,7 @@ SMALL = {
 }
 
 
-AT_SERVER = [
-    name for name in methods.available() if methods.registry[name].server_loss is not methods.Method.server_loss
-]
+AT_SERVER = [name for name in methods.available() if methods.get(name).teacher is not None]
 
 
 def labels_for(method):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from unittest import mock
 
 import pytest
@@ -21,14 +22,17 @@ from torch.utils import _pytree as pytree
 import protofed as pf
 from conftest import SMALL, blobs, labels_for
 from protofed import methods, models
+from protofed.bank import PrototypeBank
 from protofed.data import Dataset
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation import convolution
 from protofed.federation.choose import EngineSettings
-from protofed.federation.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
-from protofed.federation.local import Skeleton
 from protofed.methods.base import registry as method_registry
+from protofed.methods.server import Shared, state
+from protofed.models import convolution
+from protofed.models.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
+from protofed.models.skeleton import Skeleton
+from protofed.wire import Exchange
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,7 +61,7 @@ def finish(settings, engine):
     try:
         records = list(federation)
         states = {
-            c: ({n: w.clone() for n, w in s.weights.items()}, s.optimiser, s.memory)
+            c: ({n: w.clone() for n, w in s.weights.items()}, s.optimiser, s.memory, s.bank)
             for c, s in federation.engine.export().items()
         }
     finally:
@@ -65,34 +69,35 @@ def finish(settings, engine):
     return federation.state, states, records
 
 
-def leaves(bundle):
-    """In one order, whatever order names were put in."""
-    return pytree.tree_leaves(pf.wire.decode(pf.wire.encode(bundle), "test"))
+def leaves(tree):
+    """Every value in a bundle or a server's state by its place, whatever order names were put in."""
+    return {pytree.keystr(path): value for path, value in pytree.tree_flatten_with_path(tree)[0]}
+
+
+def assert_close(its, mine):
+    """Trees of one type with the same values, up to rounding."""
+    assert type(its) is type(mine)
+    its, mine = leaves(its), leaves(mine)
+    assert its.keys() == mine.keys()
+    for place, value in mine.items():
+        if isinstance(value, torch.Tensor | float):
+            one, other = (torch.as_tensor(v) for v in (value, its[place]))
+            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, msg=lambda text, at=place: f"{at}: {text}")
+        else:
+            assert its[place] == value, place
 
 
 def assert_same(settings, engine):
     server, states, records = finish(settings, LOOP)
     other_server, other_states, other_records = finish(settings, engine)
-    assert states.keys() == other_states.keys()
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    for client, (weights, optimiser, memory) in states.items():
-        kept, its_kept = (leaves(m) for m in (memory, other_states[client][2]))
-        for mine, its in zip(kept, its_kept, strict=True):
-            torch.testing.assert_close(torch.as_tensor(its), torch.as_tensor(mine), **close)
-        for name, value in weights.items():
-            torch.testing.assert_close(other_states[client][0][name], value, **close)
-        assert optimiser.keys() == other_states[client][1].keys()
-        for name, value in optimiser.items():
-            torch.testing.assert_close(other_states[client][1][name], value, **close)
-    for name, value in server.weights.items():
-        torch.testing.assert_close(other_server.weights[name], value, **close)
-    for mine, its in zip(leaves(server), leaves(other_server), strict=True):
-        torch.testing.assert_close(torch.as_tensor(its), torch.as_tensor(mine), **close)
+    assert_close(other_states, states)
+    assert_close(other_server, server)
     for one, other in zip(records, other_records, strict=True):
         assert other.loss == pytest.approx(one.loss, rel=1e-4, nan_ok=not one.participants)
         assert other.up == one.up and other.down == one.down
         for a, b in zip(one.scores, other.scores, strict=True):  # a sample on the boundary may fall to either side
             assert abs(a.head - b.head) <= 1 and abs(a.prototype - b.prototype) <= 1 and a.samples == b.samples
+            assert (a.by_prototype is None) == (b.by_prototype is None)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -151,26 +156,35 @@ def test_kept_optimisers(optimiser, engine):
 def test_client_memory_own_models_and_a_different_download_for_each(engine):
     """What the interface must carry: state a client keeps, and messages that differ from client to client."""
 
+    @state
+    class Scaled(Shared):
+        """One bank, which each client is sent scaled by its number."""
+
+        def own(self, client, round):
+            return replace(self.bank, means=self.bank.means * (1 + client / 10))
+
     @methods.register("personal")
     @dataclass(frozen=True)
     class Personal(methods.fedproto.FedProto):
-        """Each client is sent a bank scaled by its number, and counts its rounds."""
+        """Each client is sent a bank of its own beside the global one, aligns with it, and counts its rounds."""
 
-        def send(self, state, client, round):
-            return replace(state, bank=replace(state.bank, means=state.bank.means * (1 + client / 10)))
+        exchange: ClassVar[Exchange] = Exchange((pf.wire.bank("own", each=True),), (pf.wire.bank(),))
 
-        def client_loss(self, network, batch, received, round):
-            terms = super().client_loss(network, batch, received, round)
+        def terms(self, net, batch, received, round):
+            terms = super().terms(net, batch, replace(received, bank=received.banks["own"]), round)
             return {**terms, "memory": 0.01 * received.memory.scalars.get("rounds", 0.0) * terms["ce"]}
 
-        def client_remember(self, trained, received, round):
+        def remember(self, trained, received, round):
             return pf.wire.Bundle(scalars={"rounds": received.memory.scalars.get("rounds", 0.0) + 1})
+
+        def start(self, setup):
+            return Scaled(PrototypeBank.empty(setup.num_classes, setup.dim))
 
     try:
         settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})
         assert_same(settings, ENGINES[engine])
         _, states, _ = finish(settings, ENGINES[engine])
-        assert all(memory.scalars == {"rounds": 3.0} for *_, memory in states.values())
+        assert all(memory.scalars == {"rounds": 3.0} for _, _, memory, _ in states.values())
     finally:
         method_registry._entries.pop("personal")
 
@@ -264,11 +278,11 @@ def test_memory_that_comes_and_goes():
     class Forgetful(methods.fedproto.FedProto):
         """Remembers weights in odd rounds and nothing in even ones."""
 
-        def client_loss(self, network, batch, received, round):
-            terms = super().client_loss(network, batch, received, round)
+        def terms(self, net, batch, received, round):
+            terms = super().terms(net, batch, received, round)
             return {**terms, "memory": 0.1 * len(received.memory.weights) * terms["ce"]}
 
-        def client_remember(self, trained, received, round):
+        def remember(self, trained, received, round):
             return pf.wire.Bundle(weights={"a": torch.ones(2)} if round % 2 else {})
 
     try:
@@ -323,10 +337,10 @@ def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
     class Deadly(methods.fedproto.FedProto):
         """One client's training ends its process."""
 
-        def client_return(self, trained, received, round):
-            if int(trained.num_samples) == largest:
+        def returned(self, trained, received, round):
+            if int(trained.bank().counts.sum()) == largest:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return super().client_return(trained, received, round)
+            return super().returned(trained, received, round)
 
     try:
         settings = resolve("deadly", {**SMALL, "data": blobs(), "rounds": 2, "shot_spread": 4.0})

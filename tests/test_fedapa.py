@@ -1,6 +1,7 @@
 """FedAPA against a federation of plain loops, its ablations and its bytes; and the two baselines of its paper."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,9 +18,9 @@ from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods import caring, fedapa, wifederated  # noqa: F401
-from protofed.methods.base import Batch, Received, Setup, Upload
+from protofed.methods import Setup, Shared
 from protofed.models.base import Output
+from protofed.parts import Batch, Received, Running, Upload
 from protofed.wire import Bundle
 
 FAST = {"warm_up": {"start": 0, "end": 3}}  # λ reaches its maximum within a short run
@@ -29,6 +30,13 @@ TAU = 0.5
 def finish(method, **changes):
     settings, federation = build(resolve(method, {**SMALL, "data": blobs(), **changes}))
     return settings, federation, list(federation)
+
+
+def updated(method, state, uploads, round, setup):
+    """The server's state after a round in which these uploads came."""
+    running = Running(method.reduce)
+    running.add(uploads)
+    return method.update(state, running.result(), round, setup)
 
 
 # --- an independent FedAPA: dicts of vectors, sample by sample ----------------------------------------------------------
@@ -128,19 +136,20 @@ def test_a_run_equals_plain_loops(variant, padding, participation):
     classes = range(federation.data.num_classes)
     for c in classes:
         expected = average_of(protos, c, padding)
-        assert bool(state.bank.known[c]) == (expected is not None)
+        assert bool(state.average.known[c]) == (expected is not None)
         if expected is not None:
-            torch.testing.assert_close(state.bank.means[c], expected, **close)
+            torch.testing.assert_close(state.average.means[c], expected, **close)
     wanted = (
-        {"clients"} | ({"padded"} if variant != "global" else set()) | ({"personal"} if variant == "fedapa" else set())
+        {"reported"} | ({"padded"} if variant != "global" else set()) | ({"personal"} if variant == "fedapa" else set())
     )
-    assert set(state.banks) == wanted
+    banks = {name: getattr(state, name) for name in ("reported", "padded", "personal")}
+    assert {name for name, bank in banks.items() if bank is not None} == wanted
     for i in range(len(federation.data.clients)):
-        rows = {"clients": {c: v for c, (v, _) in protos.get(i, {}).items()}}
+        rows = {"reported": {c: v for c, (v, _) in protos.get(i, {}).items()}}
         rows["padded"] = padded_of(protos, i, len(classes), padding) if i in protos else {}
         rows["personal"] = personal_of(protos, i, len(classes), padding, variant)
         for name in wanted:
-            bank = state.banks[name][i]
+            bank = banks[name][i]
             assert set(torch.nonzero(bank.known).flatten().tolist()) == set(rows[name]), name
             for c, v in rows[name].items():
                 torch.testing.assert_close(bank.means[c], v, **close)
@@ -171,8 +180,8 @@ def full_uploads(n, c, d, held=None, seed=0):
 
 
 def after(method, uploads, n, c, d):
-    setup = Setup(c, d, (10,) * n, {}, 0)
-    return method.server_update(method.server_start(setup), uploads, 1, setup), setup
+    setup = Setup(c, d, n, {}, 0)
+    return updated(method, method.start(setup), uploads, 1, setup), setup
 
 
 @pytest.mark.parametrize(
@@ -183,12 +192,12 @@ def test_table_5_bytes_of_a_client_and_round(variant, size):
     """4 B · d · C · (N + 1) for d 256, C 21, N 6: the paper's 150.53 KB."""
     method = methods.get("fedapa", variant=variant)
     uploads = full_uploads(6, 21, 256)
-    state, setup = after(method, uploads, 6, 21, 256)
+    state, _ = after(method, uploads, 6, 21, 256)
     for client in range(6):
-        up, down = (wire.encode(b) for b in (uploads[client].content, method.send(state, client, 2)))
+        up, down = (wire.encode(b) for b in (uploads[client].content, method.exchange.message(state, client, 2)))
         assert wire.sizes(up)["prototypes"] + wire.sizes(down)["prototypes"] == size
         assert wire.sizes(down)["weights"] == 0
-        expected = wire.Expected(21, 256, method.travels, banks=method.bank_shapes(setup), required=method.required)
+        expected = method.exchange.expected("down", {"classes": 21, "dim": 256, "others": 5}, {})
         wire.decode(down, expected=expected)  # of the shapes it says
 
 
@@ -201,8 +210,11 @@ def test_table_5_bytes_of_fedavg():
     model = nn.Sequential(*layers, nn.Conv2d(256, 256, 1), nn.Linear(256, 20))
     weights = {name: p.detach() for name, p in model.named_parameters()}
     method = methods.get("fedavg")
-    state = method.server_start(Setup(20, 256, (10,) * 6, weights, 0))
-    down, up = wire.sizes(wire.encode(method.send(state, 0, 1))), wire.sizes(wire.encode(Bundle(weights=weights)))
+    state = method.start(Setup(20, 256, 6, weights, 0))
+    down, up = (
+        wire.sizes(wire.encode(method.exchange.message(state, 0, 1))),
+        wire.sizes(wire.encode(Bundle(weights=weights))),
+    )
     assert down["weights"] + up["weights"] == 2 * 4 * 463_748 == 3_709_984
 
 
@@ -238,23 +250,23 @@ def test_who_never_reported_is_sent_the_average_and_is_no_peer():
     held = torch.tensor([[1.0, 1, 0], [0, 1, 1], [1, 0, 0], [0, 0, 1]])
     uploads = full_uploads(4, 3, 4, held)[:2]  # clients 2 and 3 stay silent
     state, setup = after(method, uploads, 4, 3, 4)
-    sent = method.send(state, 3, 2)
-    torch.testing.assert_close(sent.bank.means, state.bank.means)
+    sent = method.exchange.message(state, 3, 2)
+    torch.testing.assert_close(sent.bank.means, state.average.means)
     assert sent.bank.known.all()
     assert sent.banks["peers"].known.tolist() == [[True] * 3, [True] * 3, [False] * 3]
     batch = batch_of()
-    newcomer = method.client_loss(Plain(), batch, Received(sent.bank, sent.banks), 50)
+    newcomer = method.terms(Plain(), batch, Received(bank=sent.bank, banks=sent.banks), 50)
     peers = [sent.banks["peers"][j] for j in range(2)]
     alone = sum(contrast(batch.x, batch.y, dict(enumerate(p.means))) for p in peers) / 2
     torch.testing.assert_close(newcomer["clients"], alone)
     # one that did report counts itself among the clients
-    sent, own = method.send(state, 0, 2), uploads[0].content
-    terms = method.client_loss(Plain(), batch, Received(sent.bank, sent.banks, memory=own), 50)
-    both = [state.banks["padded"][j].means for j in range(2)]
+    sent, own = method.exchange.message(state, 0, 2), uploads[0].content
+    terms = method.terms(Plain(), batch, Received(bank=sent.bank, banks=sent.banks, memory=own), 50)
+    both = [state.padded[j].means for j in range(2)]
     torch.testing.assert_close(terms["clients"], sum(contrast(batch.x, batch.y, dict(enumerate(p))) for p in both) / 2)
     # who does not take part keeps what it said last
-    later = method.server_update(state, [uploads[1]._replace(content=uploads[0].content)], 2, setup)
-    clients = method.client_banks(later)
+    later = updated(method, state, [uploads[1]._replace(content=uploads[0].content)], 2, setup)
+    clients = later.clients
     assert torch.equal(clients.means[0], own.bank.means) and torch.equal(clients.means[1], own.bank.means)
     assert clients.known.any(-1).tolist() == [True, True, False, False]
 
@@ -263,13 +275,13 @@ def test_a_federation_of_one():
     method = methods.get("fedapa")
     uploads = full_uploads(1, 3, 4)
     state, _ = after(method, uploads, 1, 3, 4)
-    sent = wire.decode(wire.encode(method.send(state, 0, 2)))
+    sent = wire.decode(wire.encode(method.exchange.message(state, 0, 2)))
     assert sent.banks["peers"].means.shape == (0, 3, 4)
     torch.testing.assert_close(sent.bank.means, uploads[0].content.bank.means)  # alone, Q is P
     batch = batch_of()
-    terms = method.client_loss(Plain(), batch, Received(sent.bank, sent.banks, memory=uploads[0].content), 50)
+    terms = method.terms(Plain(), batch, Received(bank=sent.bank, banks=sent.banks, memory=uploads[0].content), 50)
     torch.testing.assert_close(terms["clients"], terms["global"])
-    terms = method.client_loss(Plain(), batch, Received(sent.bank, sent.banks), 50)
+    terms = method.terms(Plain(), batch, Received(bank=sent.bank, banks=sent.banks), 50)
     assert terms["clients"] == 0 and terms["global"] > 0
 
 
@@ -279,8 +291,8 @@ def test_counts_of_another_precision_are_taken():
     bank = uploads[0].content.bank
     wide = uploads[0]._replace(content=Bundle(bank=PrototypeBank(bank.means, bank.counts.double())))
     (mixed, _), (same, _) = (after(method, u, 2, 3, 4) for u in ([wide, uploads[1]], uploads))
-    assert torch.equal(mixed.banks["personal"].means, same.banks["personal"].means)
-    assert mixed.banks["clients"].counts.dtype == torch.float32
+    assert torch.equal(mixed.personal.means, same.personal.means)
+    assert mixed.reported.counts.dtype == torch.float32
 
 
 @pytest.mark.parametrize("variant", ["fedapa", "global", "global+clients"])
@@ -292,24 +304,27 @@ def test_the_loss_runs_for_a_stack_of_clients(variant):
     state, _ = after(method, uploads, 4, 3, 4)
     has = []
     for u in uploads:
-        sent = method.send(state, u.client, 2)
-        has.append(Received(sent.bank, sent.banks, memory=u.content))
+        sent = method.exchange.message(state, u.client, 2)
+        has.append(Received(bank=sent.bank, banks=sent.banks, memory=u.content))
     batches = [batch_of(seed=s) for s in range(4)]
     stacked = pytree.tree_map(lambda *t: torch.stack(t), *has)
     x, y, w = (torch.stack([b[k] for b in batches]) for k in range(3))
-    together = vmap(lambda x, y, w, r: method.client_loss(Plain(), Batch(x, y, w), r, 20))(x, y, w, stacked)
+    together = vmap(lambda x, y, w, r: method.terms(Plain(), Batch(x, y, w), r, 20))(x, y, w, stacked)
     for i in range(4):
-        for name, value in method.client_loss(Plain(), batches[i], has[i], 20).items():
+        for name, value in method.terms(Plain(), batches[i], has[i], 20).items():
             torch.testing.assert_close(together[name][i], value)
 
 
 def test_evaluation_uses_the_clients_own_prototypes_first():
     method = methods.get("fedapa")
-    state, _ = after(method, full_uploads(3, 3, 4), 3, 3, 4)
+    held = torch.ones(3, 3)
+    held[0, 1] = 0  # client 0 has no sample of class 1
+    state, _ = after(method, full_uploads(3, 3, 4, held), 3, 3, 4)
     own = PrototypeBank(torch.full((3, 4), 9.0), torch.tensor([2.0, 0.0, 1.0]))
-    bank = method.evaluation_bank(state, own)
+    bank = method.predict.bank(method.exchange.message(state, 0, 2), lambda: own, own.known)
     assert bank.means[0].eq(9).all() and bank.means[2].eq(9).all()
-    torch.testing.assert_close(bank.means[1], state.bank.means[1])
+    torch.testing.assert_close(bank.means[1], state.average.means[1])
+    assert bank.known.all()
 
 
 def test_similar_clients_weigh_more():
@@ -319,8 +334,8 @@ def test_similar_clients_weigh_more():
     sharp, _ = after(methods.get("fedapa", temperature=0.1), uploads, 4, 1, 2)
     mild, _ = after(methods.get("fedapa"), uploads, 4, 1, 2)
     pair = torch.tensor([0.95, 0.05])
-    gaps = [float((b - pair).norm()) for b in (sharp.banks["personal"].means[0, 0], mild.banks["personal"].means[0, 0])]
-    assert gaps[0] < 0.01 < gaps[1] < float((mild.bank.means[0] - pair).norm())
+    gaps = [float((b - pair).norm()) for b in (sharp.personal.means[0, 0], mild.personal.means[0, 0])]
+    assert gaps[0] < 0.01 < gaps[1] < float((mild.average.means[0] - pair).norm())
 
 
 @pytest.mark.parametrize(
@@ -342,9 +357,9 @@ def test_bad_settings_are_named(name, options, word):
 
 # --- WiFederated and CARING -------------------------------------------------------------------------------------------
 def test_wifederated_trains_as_fedavg_and_tunes_before_it_is_evaluated():
-    assert methods.get("wifederated").tuning_epochs == 5
-    assert methods.get("wifederated", fine_tune=2).tuning_epochs == 2
-    assert methods.get("fedavg").tuning_epochs == 0
+    assert methods.get("wifederated").predict.tuning == 5
+    assert methods.get("wifederated", fine_tune=2).predict.tuning == 2
+    assert methods.get("fedavg").predict.tuning == 0
     _, plain, _ = finish("fedavg")
     _, tuned, _ = finish("wifederated", fine_tune=1)
     for name, value in plain.state.weights.items():
@@ -367,15 +382,15 @@ def upload(client, performance, value, samples=10):
 
 def test_caring_weighs_by_two_values():
     method = methods.get("caring")
-    returned = method.client_return(Done(), Received(), 1)
+    returned = method.returned(Done(), Received(), 1)
     assert returned.scalars["performance"] == pytest.approx(2 / 3)  # the padding sample does not count
     uploads = [upload(0, 0.9, 1.0, 1), upload(1, 0.5, 2.0, 1000), upload(2, 0.7, 6.0)]
     assert method.shares(uploads) == [1.0, 0.3, 1.0]  # the mean is 0.7
-    state = method.server_update(Bundle(weights={"w": torch.zeros(())}), uploads, 1, Setup(2, 1, (1,), {}, 0))
+    state = updated(method, Shared(weights={"w": torch.zeros(())}), uploads, 1, Setup(2, 1, 1, {}, 0))
     assert float(state.weights["w"]) == pytest.approx((1 * 1 + 0.3 * 2 + 1 * 6) / 2.3, rel=1e-6)
     alike = [upload(i, 0.1, float(i)) for i in range(3)]
     assert method.shares(alike) == [1.0] * 3
-    state = method.server_update(Bundle(weights={"w": torch.zeros(())}), alike, 1, Setup(2, 1, (1,), {}, 0))
+    state = updated(method, Shared(weights={"w": torch.zeros(())}), alike, 1, Setup(2, 1, 1, {}, 0))
     assert float(state.weights["w"]) == pytest.approx(1.0)
     assert methods.get("caring", low=0.5, high=2.0).shares(uploads) == [2.0, 0.5, 2.0]
 
@@ -388,6 +403,8 @@ def test_caring_in_a_run():
     names = list(plain.state.weights)
     assert not all(torch.allclose(federation.state.weights[n], plain.state.weights[n]) for n in names)
     method = methods.get("caring")
-    expected = wire.Expected(2, 1, method.travels, {"w": torch.zeros(2)}, required=method.required)
-    with pytest.raises(wire.WireError, match=r"scalars\.performance"):
-        wire.decode(wire.encode(Bundle(weights={"w": torch.ones(2)})), "client 3", expected)
+    expected = method.exchange.expected("up", {"classes": 2, "dim": 1, "others": 4}, {"w": torch.zeros(2)})
+    good = Bundle(weights={"w": torch.ones(2)}, scalars={"samples": 4.0, "performance": 0.5})
+    wire.decode(wire.encode(good), "client 3", expected)
+    with pytest.raises(wire.WireError, match="client 3: sent no performance"):
+        wire.decode(wire.encode(replace(good, scalars={"samples": 4.0})), "client 3", expected)

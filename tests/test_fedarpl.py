@@ -21,11 +21,14 @@ from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods.base import Batch, Received, Setup, Upload
-from protofed.methods.fedarpl import FedARPL, rates
+from protofed.methods.fedarpl import FedARPL, Phases
+from protofed.methods.phases import rates
+from protofed.methods.server import Setup
 from protofed.models.base import Output
+from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
 from test_engines import ENGINES, LOOP, assert_same, images
+from test_fedmatch import updated
 from test_resume import comparable, stop_after
 
 KEYS = {**SMALL, "labels": "server", "server_labels": 12, "lr": 0.05, "shot": 12}
@@ -112,7 +115,7 @@ def test_client_loss_equals_the_loop(threshold, prototypes, consistency, reducti
     batch = Batch(torch.zeros(0, 5), torch.zeros(0).long(), torch.zeros(0), None, weak, weak, strong, weight)
     received = Received(bank=prototypes, weights=sent, scalars={"threshold": threshold, "phase": 2.0})
     method = FedARPL(consistency=consistency, reduction=reduction, client_weight=10.0)
-    terms, pseudo = method.client_loss(Linear(local), batch, received, 1)
+    terms, pseudo = method.terms(Linear(local), batch, received, 1)
     view = strong if consistency else weak
     sizes = 3 if reduction == "mean" else 1
     first, second = naive_client_loss(local, sent, weak, view, threshold, prototypes, weight, sizes)
@@ -142,7 +145,7 @@ def test_what_a_client_returns(phase):
     weights, sent = linear(1), linear(2)
     scalars = {"threshold": 0.7, "phase": float(phase)}
     received = Received(bank=bank(1) if phase > 1 else None, weights=sent, scalars=scalars)
-    content = FedARPL(stricter=0.1).client_return(Done(weights, x), received, 1)
+    content = FedARPL(stricter=0.1).returned(Done(weights, x), received, 1)
     sums, counts, sure = torch.zeros(4, 3), torch.zeros(4), []
     for row in x:
         z = row @ weights["E"]
@@ -176,45 +179,49 @@ def test_the_stricter_threshold_is_stricter_and_below_one(threshold, offset):
 def test_threshold_and_separation_are_those_of_the_trained_server():
     federation = federation_of(phases=1)
     federation.step()
-    assert federation._train_server(2).keys() == {"server ce"}
+    assert federation._teach(2).keys() == {"server ce"}
     state, server = federation.state, federation.data.server
     x, y = server.take()
     skeleton = federation.engine.skeleton
     skeleton.load(state.weights)
     z, logits = skeleton.outputs(x)
     sure = [float(torch.softmax(row, 0).max()) for row in logits]  # Eq. 2
-    assert state.scalars["threshold"] == pytest.approx(sum(sure) / len(sure), rel=1e-5)
+    assert state.threshold == pytest.approx(sum(sure) / len(sure), rel=1e-5)
     total = 0.0
     protos = [torch.stack([z[i] for i in range(len(y)) if y[i] == c]).mean(0) for c in range(4)]
     for c in range(4):  # Eq. 3
         apart = min(float((protos[c] - protos[j]).norm()) for j in range(4) if j != c)
         own = [float((z[i] - protos[c]).norm()) for i in range(len(y)) if y[i] == c]
         total += apart / (sum(own) / len(own) + 1e-8)
-    assert state.scalars["fss"] == pytest.approx(total / 4, rel=1e-4)
-    torch.testing.assert_close(state.bank.means, torch.stack(protos), rtol=1e-4, atol=1e-5)
-    assert torch.equal(state.bank.counts, torch.full((4,), 3.0))
+    assert state.fss == pytest.approx(total / 4, rel=1e-4)
+    torch.testing.assert_close(state.prototypes.means, torch.stack(protos), rtol=1e-4, atol=1e-5)
+    assert torch.equal(state.prototypes.counts, torch.full((4,), 3.0))
 
 
 def test_what_is_tested_and_saved_is_the_model_after_the_servers_training():
     """Fed-ARPL's global model is the one the server has trained (Algorithm 1, line 3); SemiFL's code tests that one too."""
     federation = federation_of(phases=1, rounds=2)
     trained, told = [], []
-    train, evaluate = federation.engine.train_server, federation.engine.evaluate
+    teach, evaluate = federation.engine.teach, federation.engine.evaluate
 
-    def training(state, round):
-        result = train(state, round)
-        trained.append((round, result[0]))
+    def teaching(state, round):
+        result = teach(state, round)
+        trained.append((round, result.state))
         return result
 
-    def evaluating(state, *args):
-        told.append(state)
-        return evaluate(state, *args)
+    def evaluating(downloads, how):
+        told.append([wire.decode(downloads[c]).weights for c in downloads.clients])
+        return evaluate(downloads, how)
 
-    federation.engine.train_server, federation.engine.evaluate = training, evaluating
+    federation.engine.teach, federation.engine.evaluate = teaching, evaluating
     list(federation)
     assert [round for round, _ in trained] == [0, 1, 2], "before the first round, and after each"
-    assert told and told[-1] is trained[-1][1]
     assert federation.state is trained[-1][1]
+    assert len(told[-1]) == 3, "everybody is sent it"
+    for sent in told[-1]:
+        assert sent.keys() == federation.state.weights.keys()
+        assert all(torch.equal(value, federation.state.weights[name]) for name, value in sent.items())
+    assert not torch.equal(trained[-1][1].weights["head.weight"], trained[-2][1].weights["head.weight"])
 
 
 def test_the_servers_loss_has_the_prototype_term_in_phase_3_alone():
@@ -224,9 +231,9 @@ def test_the_servers_loss_has_the_prototype_term_in_phase_3_alone():
     ce = torch.nn.functional.cross_entropy(logits, y)
     known = [i for i in range(6) if int(y[i]) != 3]
     pulled = sum(float(((z[i] - prototypes.means[y[i]]) ** 2).mean()) for i in known) / len(known)
-    for phase in (1.0, 2.0, 3.0):
-        state = Bundle(bank=prototypes, scalars={"phase": phase})
-        terms = FedARPL(server_weight=2.0).server_loss(Linear(weights), batch, state, 1)
+    for phase in (1, 2, 3):
+        state = replace(server(phase), prototypes=prototypes)
+        terms = FedARPL(server_weight=2.0).teacher.terms(Linear(weights), batch, state, 1)
         torch.testing.assert_close(terms["ce"], ce)
         assert ("align" in terms) == (phase == 3)
         if phase == 3:
@@ -253,13 +260,14 @@ def uploads(banks=(), confidence=(0.5, 0.9), sizes=(10, 30), seed=0):
     return result
 
 
-def server(phase, **scalars):
+def server(phase, **more):
+    """A server's state by hand."""
     weights = {"a": torch.zeros(3), "bn.running_var": torch.ones(3)}
-    more = {"banks": {"teacher": bank(5)}} if phase == 3 else {}
-    return Bundle(bank=bank(4), weights=weights, scalars={"phase": float(phase), "threshold": 0.5, **scalars}, **more)
+    own = bank(5) if phase == 3 else None
+    return Phases(weights, {}, bank(4), phase=phase, threshold=0.5, own=own, **more)
 
 
-SETUP = Setup(4, 3, (10, 30), {}, 0)
+SETUP = Setup(4, 3, 2, {}, 0)
 
 
 def test_momentum_on_the_average_is_torchs_sgd():
@@ -269,13 +277,13 @@ def test_momentum_on_the_average_is_torchs_sgd():
     optimiser = torch.optim.SGD([parameter], 1.0, momentum=0.5)
     for t in range(1, 5):
         came = uploads(seed=t)
-        mean = {n: sum(u.content.weights[n] * u.num_samples for u in came) / 40 for n in state.weights}  # Eq. 10
-        state = method.server_update(state, came, t, SETUP)
+        mean = {n: sum(u.content.weights[n] * u.samples for u in came) / 40 for n in state.weights}  # Eq. 10
+        state = updated(method, state, came, t, SETUP)
         parameter.grad = parameter.detach() - mean["a"]
         optimiser.step()
         torch.testing.assert_close(state.weights["a"], parameter.detach())
         torch.testing.assert_close(state.weights["bn.running_var"], mean["bn.running_var"])
-    plain = FedARPL(server_momentum=0.0, phases=1).server_update(server(1), came, 1, SETUP)
+    plain = updated(FedARPL(server_momentum=0.0, phases=1), server(1), came, 1, SETUP)
     torch.testing.assert_close(plain.weights["a"], mean["a"])
     moved, speed = aggregate.with_momentum(
         {"a": torch.ones(1)}, {"a": torch.zeros(1)}, {"a": torch.full((1,), 4.0)}, 0.5
@@ -286,26 +294,27 @@ def test_momentum_on_the_average_is_torchs_sgd():
 @pytest.mark.parametrize("round", [7, 8, 60])
 def test_prototypes_in_phase_3_equal_the_loop(round):
     students = [bank(1, counts=[4, 0, 2, 0]), bank(2, counts=[1, 3, 0, 0])]
-    state, method = server(3, began=7.0), FedARPL(teacher_share=0.6, teacher_decay=0.9, prototype_momentum=0.7)
-    after = method.server_update(state, uploads(students), round, SETUP)
+    state, method = server(3, began=7), FedARPL(teacher_share=0.6, teacher_decay=0.9, prototype_momentum=0.7)
+    after = updated(method, state, uploads(students), round, SETUP)
     alpha = 0.6 * 0.9 ** (round - 7)
     for c in range(4):
         holders = [s for s in students if float(s.counts[c]) > 0]
-        teacher = state.banks["teacher"].means[c]
+        teacher = state.own.means[c]
         if holders:
             total = sum(float(s.counts[c]) for s in holders)
             student = sum(s.means[c] * s.counts[c] for s in holders) / total  # Eq. 6
             before = alpha * teacher + (1 - alpha) * student  # Eq. 7
         else:
             before = teacher
-        torch.testing.assert_close(after.bank.means[c], 0.7 * state.bank.means[c] + 0.3 * before)  # Eq. 8
-    assert bool(after.bank.known.all()) and after.scalars["phase"] == 3.0
+        torch.testing.assert_close(after.prototypes.means[c], 0.7 * state.prototypes.means[c] + 0.3 * before)  # Eq. 8
+    assert bool(after.prototypes.known.all()) and after.phase == 3
+    assert method.exchange.message(after, 0, round + 1).bank is after.prototypes, "what is sent"
 
 
 def test_without_a_students_prototype_the_teacher_stands_alone():
     for nobody in ([], [bank(counts=[0, 0, 0, 0])] * 2):
-        after = FedARPL().server_update(server(3, began=1.0), uploads(nobody), 5, SETUP)
-        torch.testing.assert_close(after.bank.means, 0.7 * bank(4).means + 0.3 * bank(5).means)
+        after = updated(FedARPL(), server(3, began=1), uploads(nobody), 5, SETUP)
+        torch.testing.assert_close(after.prototypes.means, 0.7 * bank(4).means + 0.3 * bank(5).means)
 
 
 # --- transitions ------------------------------------------------------------------------------------------------------
@@ -313,9 +322,9 @@ def run_scores(method, scores, phase=2):
     """In which round the next phase begins, fed with confidences; none: never."""
     state = server(phase)
     for t, score in enumerate(scores, 1):
-        state = method.server_update(state, uploads(confidence=(score, score)), t, SETUP)
-        if state.scalars["phase"] > phase:
-            assert state.scalars["began"] == t + 1
+        state = updated(method, state, uploads(confidence=(score, score)), t, SETUP)
+        if state.phase > phase:
+            assert state.began == t + 1 and state.phase == phase + 1 and not len(state.history)
             return t
     return None
 
@@ -423,7 +432,7 @@ def test_a_run_that_never_meets_a_criterion_says_so(caplog):
     assert "phase 2 of 3" in second and "GCPLCA" in second
     quiet = pf.run(settings_for(rounds=4, **EASY))
     assert "notes" not in quiet.summary and "notes" not in pf.run(settings_for(phases=1)).summary
-    slow = FedARPL(transition="adaptive").closing_note(server(2, gcplca=0.5), 9)
+    slow = FedARPL(transition="adaptive").describe(server(2, gcplca=0.5), 9).note
     assert "rate of change of at most 0.01" in slow
 
 
@@ -461,10 +470,10 @@ def test_bytes_a_phase_as_in_the_paper():
     method = FedARPL()
     totals, framing = {}, {}
     for phase in (1, 2, 3):
-        scalars = {"phase": float(phase), "threshold": 0.5, "fss": 1.0}
-        state = Bundle(bank=prototypes, weights=parameters | statistics, scalars=scalars)
-        down = wire.sizes(wire.encode(method.send(state, 0, 1)))
-        up = Bundle(prototypes if phase == 3 else None, weights=parameters | statistics, scalars={"confidence": 0.5})
+        state = Phases(parameters | statistics, {}, prototypes, phase=phase, threshold=0.5, fss=1.0, own=prototypes)
+        down = wire.sizes(wire.encode(method.exchange.message(state, 0, 1)))
+        scalars = {"confidence": 0.5, "samples": 9.0}
+        up = Bundle(prototypes if phase == 3 else None, weights=parameters | statistics, scalars=scalars)
         both = down + wire.sizes(wire.encode(up))
         totals[phase] = both["weights"] + both["prototypes"]
         framing[phase] = both["scalars"]
@@ -474,31 +483,34 @@ def test_bytes_a_phase_as_in_the_paper():
     assert totals[1] == model + buffers and model / 8 == pytest.approx(1.48e6, rel=0.01)
     assert 100 * (totals[2] - totals[1]) / totals[1] == pytest.approx(0.44, abs=0.01)
     assert 100 * (totals[3] - totals[1]) / totals[1] == pytest.approx(0.87, abs=0.01)
-    assert framing[1] == 3 * 8 and framing[2] == framing[1] + 800 and framing[3] == framing[1] + 1600
+    assert framing[1] == 4 * 8 and framing[2] == framing[1] + 800 and framing[3] == framing[1] + 1600
 
 
 def test_what_is_sent_and_returned_in_a_run():
     federation = federation_of(rounds=6, **EASY)
     for phase in PHASES:
-        federation._train_server(federation.round + 1)
-        downloads, _ = federation._send(range(3), federation.round + 1)
-        assert len({id(message) for message in downloads.values()}) == 1, "encoded once"
+        federation._teach(federation.round + 1)
+        downloads, _ = federation.downloads(range(3), federation.round + 1)
+        assert len({id(downloads[client]) for client in downloads.clients}) == 1, "encoded once"
         sent = wire.decode(downloads[0])
         assert set(sent.scalars) == {"phase", "threshold"} and not sent.tensors and not sent.banks
         assert (sent.bank is not None) == (phase > 1)
-        outcome = federation.engine.train(federation.round + 1, {0: downloads[0]})[0]
+        ((client, outcome),) = federation.engine.train(downloads.only([0]))
+        assert client == 0
         back = wire.decode(outcome.upload)
-        assert set(back.scalars) == {"confidence"} and (back.bank is not None) == (phase == 3)
-        assert outcome.num_samples == len(federation.data.clients[0].unlabelled) > 0
+        assert set(back.scalars) == {"confidence", "samples"} and (back.bank is not None) == (phase == 3)
+        assert back.scalars["samples"] == len(federation.data.clients[0].unlabelled) > 0
         federation.round += 1
-        came = [Upload(0, outcome.num_samples, back)]
-        federation.state = federation.method.server_update(federation.state, came, federation.round, federation.setup)
+        came = [Upload(0, back.scalars["samples"], back)]
+        federation.state = updated(federation.method, federation.state, came, federation.round, federation.setup)
 
 
 def test_an_upload_without_its_confidence_is_dropped():
     federation = federation_of()
-    with pytest.raises(wire.WireError, match=r"client 1: sent no scalars\.confidence"):
-        federation.expected[0].check(Bundle(weights=federation.engine.start), "client 1")
+    own, samples = federation.engine.start, {"samples": 9.0}
+    with pytest.raises(wire.WireError, match="client 1: sent no confidence, which this method needs"):
+        federation.expected[0].check(Bundle(weights=own, scalars=samples), "client 1")
+    federation.expected[0].check(Bundle(weights=own, scalars={**samples, "confidence": 0.5}), "client 1")
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -544,9 +556,10 @@ def test_the_server_alone():
     assert federation.state.bank.known.all()
     records = list(federation)
     assert records[-1].terms["server ce"] < first.terms["server ce"]
+    assert "accuracy_prototype" in records[-1].metrics, "by the server's prototypes: clients have no labels"
     batch = Batch(torch.ones(2, 5), torch.tensor([0, 1]), torch.ones(2))
-    own = FedARPL().server_loss(Linear(linear(1)), batch, server(1), 1)
-    alone = methods.get("server-only").server_loss(Linear(linear(1)), batch, server(1), 1)
+    own = FedARPL().teacher.terms(Linear(linear(1)), batch, server(1), 1)
+    alone = methods.get("server-only").teacher.terms(Linear(linear(1)), batch, before, 1)
     assert torch.equal(own["ce"], alone["ce"])
     chosen = build(settings_for("server-only", engine="auto", threads=0, workers=0))[0].engine
     assert chosen.engine == "loop" and chosen.settled()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import protofed as pf
 from conftest import SMALL, blobs, labels_for
@@ -12,9 +13,8 @@ from protofed import methods, wire
 from protofed.bank import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods import base
-from protofed.methods.base import Upload
 from protofed.methods.base import registry as method_registry
+from protofed.parts import Upload, reduce, weighted_average
 from protofed.wire import Bundle
 from reference import naive
 
@@ -42,7 +42,7 @@ def test_every_method_equals_the_naive_reference(method, tiny):
     else:
         for client, model in enumerate(models):
             for name, value in model.state_dict().items():
-                mine = federation.engine.clients[client].weights[name]
+                mine = federation.engine.states[client].weights[name]
                 torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
     if protos and method != "local":
         bank = federation.state.bank
@@ -65,18 +65,32 @@ def test_fedprox_with_mu_0_is_fedavg_and_with_mu_is_not(tiny):
 def test_methods_learn(method):
     """Each method must be far above chance on separable data: a loss with the wrong sign would not be."""
     # five numbers cannot follow FedTGP's λ = 10; FedMatch multiplies its steps by λ_s = 10; pFedKnow's clients build on
-    # what the server knows in their first round
-    gentle = {"fedtgp": {"weight": 1.0}, "fedmatch": {"lr": 0.005}, "pfedknow": {"epochs_at_server": 20}}
+    # what the server knows in their first round; Fed-ARPL sends prototypes from its second phase on
+    gentle = {
+        "fedtgp": {"weight": 1.0},
+        "fedmatch": {"lr": 0.005},
+        "pfedknow": {"epochs_at_server": 20},
+        "fedarpl": {"fss_window": 1, "fss_mean": 0.0, "gcplca_window": 1, "gcplca_mean": 0.0},
+    }
     changes = {"rounds": 15, "lr": 0.05, "way": 3, **gentle.get(method, {})}
     result = pf.run(method, **{**SMALL, "data": blobs(), **changes, **labels_for(method)})
     chance = 1 / 4
     assert result.accuracy > chance + 0.25
-    if not labels_for(method) or "bank" in methods.registry[method].travels:
+    if not labels_for(method) or methods.get(method).exchange.prototypes:
         assert result.accuracy_prototype > 0.7
         assert "prototype" in repr(result)
     else:  # nobody who predicts has prototypes
         assert result.accuracy_prototype is None and "prototype" not in repr(result)
         assert all("prototype" not in key for row in (*result.metrics, result.summary["last_five"]) for key in row)
+
+
+def test_who_is_sent_no_prototypes_yet_has_no_prototype_accuracy():
+    """Fed-ARPL in its first phase: clients have no labels of their own, and the server sends a model alone."""
+    keys = {**SMALL, "data": blobs(), "rounds": 3, **labels_for("fedarpl"), "phases": 1}
+    _, records = finish(resolve("fedarpl", keys))
+    assert all(score.by_prototype is None for record in records for score in record.scores)
+    assert all("accuracy_head" in r.metrics and "accuracy_prototype" not in r.metrics for r in records)
+    assert pf.run("fedarpl", **keys).accuracy_prototype is None
 
 
 def test_fedsap_mechanisms_switch_off(tiny):
@@ -116,9 +130,9 @@ def test_evaluating_less_often_changes_no_stream(tiny):
     often, _ = finish(settings_for("fedsap", tiny, rounds=4))
     rarely, records = finish(settings_for("fedsap", tiny, rounds=4, evaluate_every=3))
     assert [r.scores is not None for r in records] == [False, False, True, True]  # the last round always counts
-    for client, state in often.engine.clients.items():
+    for client, state in often.engine.states.items():
         for name, value in state.weights.items():
-            assert torch.equal(value, rarely.engine.clients[client].weights[name])
+            assert torch.equal(value, rarely.engine.states[client].weights[name])
 
 
 def test_adding_a_client_changes_no_other_clients_batches(tiny):
@@ -128,9 +142,9 @@ def test_adding_a_client_changes_no_other_clients_batches(tiny):
     six.data.clients.append(six.data.clients[0])
     six.engine.owner, six.architectures = (0,) * 6, ("mlp",) * 6
     list(five), list(six)
-    for name, value in five.engine.clients[0].weights.items():
-        assert torch.equal(value, six.engine.clients[0].weights[name])
-    assert not torch.equal(six.engine.clients[5].weights["head.weight"], value)
+    for name, value in five.engine.states[0].weights.items():
+        assert torch.equal(value, six.engine.states[0].weights[name])
+    assert not torch.equal(six.engine.states[5].weights["head.weight"], value)
 
 
 def test_partial_participation(tiny):
@@ -138,7 +152,7 @@ def test_partial_participation(tiny):
     assert all(len(r.participants) == 2 for r in records)
     assert len({tuple(r.participants) for r in records}) > 1
     seen = {c for r in records for c in r.participants}
-    assert set(federation.engine.clients) == seen
+    assert set(federation.engine.states) == seen
     assert all(len(r.scores) == 5 for r in records)  # everyone is evaluated
 
 
@@ -148,9 +162,9 @@ def test_optimisers(optimiser, keep, tiny):
     settings = settings_for("fedproto", tiny, optimiser=optimiser, keep_optimiser=keep, lr=0.003, weight_decay=0.1)
     federation, records = finish(settings)
     assert records[-1].loss < records[0].loss
-    assert bool(federation.engine.clients[0].optimiser) == keep
+    assert bool(federation.engine.states[0].optimiser) == keep
     other, _ = finish(settings_for("fedproto", tiny, optimiser=optimiser, keep_optimiser=keep, lr=0.003))
-    a, b = (f.engine.clients[0].weights["head.weight"] for f in (federation, other))
+    a, b = (f.engine.states[0].weights["head.weight"] for f in (federation, other))
     assert not torch.equal(a, b)  # weight decay does something
 
 
@@ -176,7 +190,7 @@ def break_client(federation, client):
     federation.data.clients[client] = replace(data, labelled=replace(data.labelled, x=x), unlabelled=pool)
 
 
-@pytest.mark.parametrize("method", [name for name in methods.available() if methods.registry[name].asks_clients])
+@pytest.mark.parametrize("method", [name for name in methods.available() if methods.get(name).exchange.asks_clients])
 def test_a_client_that_goes_to_nan_is_dropped_and_keeps_its_model(method, tiny, caplog):
     _, federation = build(settings_for(method, tiny, rounds=2, **labels_for(method)))
     break_client(federation, 3)
@@ -187,8 +201,9 @@ def test_a_client_that_goes_to_nan_is_dropped_and_keeps_its_model(method, tiny, 
     assert all(torch.isfinite(w).all() for w in federation.engine.state(3).weights.values())
     assert torch.equal(federation.engine.state(3).weights["head.weight"], federation.engine.start["head.weight"])
     assert all(v == v for v in records[-1].terms.values())
-    for value in federation.state.weights.values():
-        assert torch.isfinite(value).all()
+    tensors = [value for value in pytree.tree_leaves(federation.state) if isinstance(value, torch.Tensor)]
+    assert tensors or method == "local"
+    assert all(torch.isfinite(value).all() for value in tensors)
 
 
 def test_a_round_in_which_everyone_fails_changes_nothing(tiny):
@@ -203,9 +218,9 @@ def test_a_round_in_which_everyone_fails_changes_nothing(tiny):
 def test_a_bad_upload_is_dropped_and_named(tiny):
     @dataclass(frozen=True)
     class Broken(methods.fedproto.FedProto):
-        def client_return(self, trained, received, round):
+        def returned(self, trained, received, round):
             bank = trained.bank()
-            if int(trained.num_samples) == sizes[2]:
+            if int(bank.counts.sum()) == sizes[2]:
                 return wire.Bundle(bank=PrototypeBank(bank.means[:, :-1], bank.counts))
             return wire.Bundle(bank=bank)
 
@@ -217,6 +232,26 @@ def test_a_bad_upload_is_dropped_and_named(tiny):
     assert set(records[0].dropped) == expected
     assert f"client {min(expected)}" in records[0].dropped[min(expected)]
     assert "shape" in records[0].dropped[min(expected)]
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedapa"])
+def test_a_bank_by_another_name_is_dropped_and_named(method, tiny):
+    """`banks={"bank": …}` is not the bank that was asked for, and must not end the run."""
+
+    @dataclass(frozen=True)
+    class Renamed(methods.registry[method]):
+        def returned(self, trained, received, round):
+            given = super().returned(trained, received, round)
+            return replace(given, bank=None, banks={"bank": given.bank}) if given.bank.known[odd] else given
+
+    settings = settings_for(method, tiny, rounds=2)
+    _, probe = build(settings)
+    holders = [{k for k, client in enumerate(probe.data.clients) if client.classes[c]} for c in range(4)]
+    odd, expected = min(enumerate(holders), key=lambda pair: len(pair[1]) or 9)
+    assert 0 < len(expected) < 5
+    _, records = finish(replace(settings, method=Renamed()))
+    assert all(set(r.dropped) == expected for r in records)
+    assert all(f"client {c}" in why and "bank" in why for c, why in records[0].dropped.items())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +290,7 @@ def test_evaluation_counts_by_hand(tiny):
         own = sorted(data.labelled.labels.unique().tolist())
         x, y = data.test.take()
         assert sorted(y.unique().tolist()) == own
-        federation.engine.skeleton.load(federation.engine.clients[client].weights)
+        federation.engine.skeleton.load(federation.engine.states[client].weights)
         z, logits = federation.engine.skeleton.outputs(x)
         head = sum(int(logits[i].argmax()) == int(y[i]) for i in range(len(y)))
         near = 0
@@ -274,8 +309,8 @@ def test_a_method_is_one_registration(tiny):
     class Quiet(methods.Method):
         """Nothing is learned."""
 
-        def client_loss(self, network, batch, received, round):
-            _, logits = network(batch.x)
+        def terms(self, net, batch, received, round):
+            _, logits = net(batch.x)
             return {"nothing": 0 * logits.sum()}
 
     try:
@@ -320,10 +355,18 @@ def test_weights_are_averaged_the_same_in_pieces_of_any_size(monkeypatch):
         Upload(k, k + 1, Bundle(weights={"w": torch.randn(7, 5), **({"own": torch.randn(3)} if k else {})}))
         for k in range(4)
     ]
-    wanted = sum(u.num_samples * u.content.weights["w"].double() for u in uploads) / 10
-    wanted_own = sum(u.num_samples * u.content.weights["own"].double() for u in uploads[1:]) / 9
+    wanted = sum(u.samples * u.content.weights["w"].double() for u in uploads) / 10
+    wanted_own = sum(u.samples * u.content.weights["own"].double() for u in uploads[1:]) / 9
     for block in (1, 4, 35, 100):
-        monkeypatch.setattr(base, "BLOCK", block)
-        found = base.weighted_average(uploads)
+        monkeypatch.setattr(reduce, "BLOCK", block)
+        found = weighted_average(uploads, lambda upload: upload.samples)
         torch.testing.assert_close(found["w"], wanted.float())
         torch.testing.assert_close(found["own"], wanted_own.float())
+
+
+def test_weights_are_averaged_within_each_architecture_by_the_marks_of_their_names():
+    uploads = [Upload(k, k + 1, Bundle(weights={f"{k % 2}:w": torch.randn(3, 2)})) for k in range(4)]
+    found = weighted_average(uploads, lambda upload: upload.samples)
+    for which, total in ((0, 1 + 3), (1, 2 + 4)):
+        wanted = sum(u.samples * u.content.weights[f"{which}:w"].double() for u in uploads[which::2]) / total
+        torch.testing.assert_close(found[f"{which}:w"], wanted.float())

@@ -16,9 +16,12 @@ from protofed import wire
 from protofed.evaluate.cost import client_bytes
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation.local import Skeleton, TrainingNetwork
-from protofed.methods.base import Batch, Received, Setup, Upload
-from protofed.methods.fedmatch import HELPER, PSI, FedMatch, fixed_input, helpers_in
+from protofed.federation.mixed import for_architecture
+from protofed.methods.fedmatch import FedMatch, fixed_input
+from protofed.methods.server import Setup
+from protofed.models.decomposed import PSI, Decomposed
+from protofed.models.skeleton import Skeleton, TrainingNetwork
+from protofed.parts import Batch, Received, Running, Upload
 from protofed.wire import Bundle
 
 C = 4
@@ -28,10 +31,27 @@ SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16, "lr": 0.
 def network(method, seed=0):
     """A network in training with both halves, as an engine has it."""
     torch.manual_seed(seed)
-    skeleton = Skeleton(pf.models.build("mlp", (6,), C, hidden=[7], embedding=5))
-    expanded = method.expand(skeleton.weights(), skeleton.params)
-    psi = {n: v.clone().requires_grad_() for n, v in expanded.items() if n.startswith(PSI)}
-    return TrainingNetwork(skeleton, {**skeleton.params, **psi})
+    model = pf.models.build("mlp", (6,), C, hidden=[7], embedding=5)
+    skeleton = Skeleton(Decomposed(model, method.predict.halves))
+    return TrainingNetwork(skeleton, skeleton.params)
+
+
+def plain_model(skeleton):
+    """The model whose parameters are the sums, by itself."""
+    return skeleton.module.whole[0]
+
+
+def collapsed(weights):
+    """The weights of the whole model: σ + ψ, and buffers as they are."""
+    whole = {n: v for n, v in weights.items() if not n.startswith(PSI)}
+    return {n: v + weights[PSI + n] if PSI + n in weights else v for n, v in whole.items()}
+
+
+def updated(method, state, uploads, round, setup):
+    """The server's state after a round in which these uploads came."""
+    running = Running(method.reduce)
+    running.add(uploads)
+    return method.update(state, running.result(), round, setup)
 
 
 def batch_of():
@@ -48,12 +68,9 @@ def batch_of():
     )
 
 
-def helper_weights(method, number=2):
-    models = {}
-    for k in range(number):
-        made = network(method, seed=10 + k).params
-        models |= {f"{HELPER}{k}/{n}": 3 * v.detach() for n, v in made.items()}
-    return models
+def helper_models(method, number=2):
+    made = [network(method, seed=10 + k).params for k in range(number)]
+    return {f"helper{k}": {n: 3 * v.detach() for n, v in own.items()} for k, own in enumerate(made)}
 
 
 def halves(net):
@@ -62,26 +79,44 @@ def halves(net):
 
 
 # --- two halves ---------------------------------------------------------------------------------------------------------
-def test_expand_and_collapse():
+class Small(nn.Module):
+    """One parameter and one buffer, whose values are the outputs."""
+
+    dim = 2
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Parameter(torch.ones(2))
+        self.register_buffer("buffer", torch.full((3,), 5.0))
+
+    def forward(self, x):
+        return pf.models.base.Output(self.a.expand(len(x), -1), self.buffer.expand(len(x), -1))
+
+
+def test_a_model_becomes_two_halves_and_runs_as_their_sum():
     method = FedMatch(psi_start=0.2)
-    weights = {"a": torch.ones(2), "buffer": torch.full((3,), 5.0)}
-    expanded = method.expand(weights, ["a"])
-    assert set(expanded) == {"a", "buffer", "psi/a"} and torch.equal(expanded["psi/a"], torch.full((2,), 0.2))
-    whole = method.collapse(expanded)
-    assert set(whole) == {"a", "buffer"} and torch.allclose(whole["a"], torch.full((2,), 1.2))
-    assert torch.equal(whole["buffer"], weights["buffer"])
+    assert method.predict.halves == 0.2
+    skeleton = Skeleton(Decomposed(Small(), method.predict.halves))
+    expanded = skeleton.weights()
+    assert set(expanded) == {"a", "buffer", "psi.a"} and torch.equal(expanded["psi.a"], torch.full((2,), 0.2))
+    assert set(skeleton.params) == {"a", "psi.a"}
+    whole = skeleton.outputs(torch.zeros(1, 6))
+    assert torch.allclose(whole.embedding, torch.full((1, 2), 1.2))
+    assert torch.equal(whole.logits, torch.full((1, 3), 5.0)), "buffers are not halved"
+    assert torch.allclose(collapsed(expanded)["a"], torch.full((2,), 1.2))
 
 
 def test_each_half_learns_from_its_own_terms_alone():
     method = FedMatch(threshold=0.3, helpers=2)
     net, batch = network(method), batch_of()
-    received = Received(weights=helper_weights(method))
-    made = method.client_loss(net, batch, received, 2)
+    received = Received(models=helper_models(method))
+    made = method.terms(net, batch, received, 2)
     sigma, psi = halves(net)
+    assert set(psi) == set(sigma) == set(dict(plain_model(net.skeleton).named_parameters()))
     theta = {n: (sigma[n] + psi[n]).detach().requires_grad_() for n in sigma}
 
     def run(x, params=None):
-        return functional_call(net.module, theta if params is None else params, (x,)).logits
+        return functional_call(plain_model(net.skeleton), theta if params is None else params, (x,)).logits
 
     # σ: λ_s times cross-entropy at θ, and nothing else
     ce = nn.functional.cross_entropy(run(batch.x)[:4], batch.y[:4])
@@ -92,11 +127,7 @@ def test_each_half_learns_from_its_own_terms_alone():
 
     # ψ: agreement, helpers, L1 and L2
     p = run(batch.weak).softmax(-1).detach()
-    helpers = [
-        method.collapse({n.split("/", 1)[1]: v for n, v in received.weights.items() if n.startswith(f"{HELPER}{k}/")})
-        for k in (0, 1)
-    ]
-    helped = [run(batch.weak, h).softmax(-1).detach() for h in helpers]
+    helped = [run(batch.weak, collapsed(received.models[f"helper{k}"])).softmax(-1).detach() for k in (0, 1)]
     mask = (p.max(-1).values >= 0.3)[:8]
     assert bool(mask.any())
     labels = []
@@ -121,13 +152,13 @@ def test_each_half_learns_from_its_own_terms_alone():
 def test_terms_by_hand():
     method = FedMatch(l1=0.5, l2=2.0)
     net = network(method)
-    terms = method.client_loss(net, batch_of(), Received(), 1).terms
+    terms = method.terms(net, batch_of(), Received(), 1).terms
     sigma, psi = halves(net)
     assert terms["l1"].item() == pytest.approx(0.5 * sum(float(p.detach().abs().sum()) for p in psi.values()), rel=1e-5)
     apart = sum(float(((sigma[n] - psi[n]).detach() ** 2).sum()) for n in sigma)
     assert terms["l2"].item() == pytest.approx(2 * apart, rel=1e-5)
     assert terms["helpers"].item() == 0, "no helper yet"
-    labelled = method.client_loss(net, batch_of()._replace(weak=None, strong=None), Received(), 1)
+    labelled = method.terms(net, batch_of()._replace(weak=None, strong=None), Received(), 1)
     assert set(labelled.terms) == {"ce", "l1", "l2"} and labelled.pseudo is None
 
 
@@ -148,14 +179,13 @@ class Linear(nn.Module):
 def answers(*helpers, own=1.0, threshold=0.5):
     """What the client whose logits are its sample takes for the label, beside helpers with these matrices."""
     method = FedMatch(threshold=threshold)
-    skeleton = Skeleton(Linear())
-    params = {**skeleton.params, PSI + "w": torch.zeros(3, 3, requires_grad=True)}
+    skeleton = Skeleton(Decomposed(Linear(), 0.0))
     x = torch.tensor([[own, 0.0, 0.0]])
     batch = Batch(x, torch.tensor([0]), torch.ones(1), unlabelled=x, weak=x, strong=x, unlabelled_weight=torch.ones(1))
-    sent = {}
-    for k, rows in enumerate(helpers):
-        sent |= {f"{HELPER}{k}/w": torch.tensor(rows) / 2, f"{HELPER}{k}/{PSI}w": torch.tensor(rows) / 2}
-    return method.client_loss(TrainingNetwork(skeleton, params), batch, Received(weights=sent), 2).pseudo
+    sent = {
+        f"helper{k}": {"w": torch.tensor(rows) / 2, f"{PSI}w": torch.tensor(rows) / 2} for k, rows in enumerate(helpers)
+    }
+    return method.terms(TrainingNetwork(skeleton, skeleton.params), batch, Received(models=sent), 2).pseudo
 
 
 TO_1 = [[0.0, 9.0, 0.0], [0.0] * 3, [0.0] * 3]
@@ -177,11 +207,11 @@ def test_whether_it_counts_is_the_clients_own_confidence():
 # --- helpers ------------------------------------------------------------------------------------------------------------
 def server(method, number=6, architectures=None, rounds=1, who=None):
     architectures = architectures or (0,) * number
-    setup = Setup(C, 5, (10,) * number, {"w": torch.zeros(1)}, 0, architectures)
-    state = method.server_start(setup)
+    setup = Setup(C, 5, number, {"w": torch.zeros(1)}, 0, architectures)
+    state = method.start(setup)
     for round in range(1, rounds + 1):
         uploads = [upload(c, 100 * round + c) for c in (range(number) if who is None else who[round - 1])]
-        state = method.server_update(state, uploads, round, setup)
+        state = updated(method, state, uploads, round, setup)
     return state
 
 
@@ -192,7 +222,8 @@ def upload(client, value):
 
 
 def helpers_of(method, state, client, round=2):
-    return [int(v) % 100 for n, v in sorted(helpers_in(method.send(state, client, round).weights).items())]
+    models = method.exchange.message(state, client, round).models
+    return [int(weights["w"]) % 100 for _, weights in sorted(models.items())]
 
 
 def test_helpers_are_the_nearest_and_never_the_client_itself():
@@ -201,19 +232,20 @@ def test_helpers_are_the_nearest_and_never_the_client_itself():
     for client in range(6):
         distance = {c: abs(c**2 - client**2) for c in range(6) if c != client}
         assert helpers_of(method, state, client) == sorted(distance, key=lambda c: distance[c])[:2]
-    assert len(helpers_of(FedMatch(helpers=9), state, 0)) == 5, "no more than there are"
-    assert helpers_of(FedMatch(helpers=0), state, 0) == []
+    for number, found in ((9, 5), (0, 0)):
+        other = FedMatch(helpers=number)
+        assert len(helpers_of(other, server(other), 0)) == found, "no more than there are"
 
 
 def test_helpers_are_sent_in_the_round_after_their_own_every_refresh():
     method = FedMatch(helpers=1, refresh=3)
     for rounds in range(10):
-        state = server(method, rounds=rounds) if rounds else method.server_start(Setup(C, 5, (1,) * 6, {}, 0, (0,) * 6))
-        sent = helpers_in(method.send(state, 2, rounds + 1).weights)
+        state = server(method, rounds=rounds) if rounds else method.start(Setup(C, 5, 6, {}, 0, (0,) * 6))
+        sent = method.exchange.message(state, 2, rounds + 1).models
         assert bool(sent) == (rounds + 1 in (2, 5, 8)), rounds
         if sent:
-            (value,) = sent.values()
-            assert int(value) // 100 == rounds, "the models of the round before"
+            (weights,) = sent.values()
+            assert int(weights["w"]) // 100 == rounds, "the models of the round before"
 
 
 def test_candidates_are_the_clients_of_the_refresh_round():
@@ -221,8 +253,7 @@ def test_candidates_are_the_clients_of_the_refresh_round():
     state = server(method, rounds=3, who=[[0, 1, 2, 3, 4, 5], [0, 5], [1, 4]])
     assert sorted(helpers_of(method, state, 0, round=4)) == [1, 4]
     assert helpers_of(method, state, 1, round=4) == [4]
-    kept = {name.split("/")[1] for name in state.tensors if name.startswith("model/")}
-    assert kept == {"1", "4"}, "the server keeps no more models"
+    assert set(state.candidates) == {1, 4}, "the server keeps no more models"
 
 
 def test_a_client_that_has_not_answered_takes_any():
@@ -233,15 +264,15 @@ def test_a_client_that_has_not_answered_takes_any():
 
 def test_helpers_have_the_clients_architecture():
     method = FedMatch(helpers=5)
-    setup = Setup(C, 5, (1,) * 4, {}, 0, (0, 1, 0, 1))
+    setup = Setup(C, 5, 4, {}, 0, (0, 1, 0, 1))
     marked = [
         Upload(c, 1, Bundle(weights={f"{c % 2}:w": torch.full((1,), float(c))}, tensors={"response": torch.zeros(C)}))
         for c in range(4)
     ]
-    state = method.server_update(method.server_start(setup), marked, 1, setup)
-    assert helpers_in({n.removeprefix("0:"): v for n, v in method.send(state, 0, 2).weights.items()}) == {
-        f"{HELPER}0/w": torch.tensor([2.0])
-    }
+    state = updated(method, method.start(setup), marked, 1, setup)
+    for client in range(4):
+        sent = for_architecture(method.exchange.message(state, client, 2), client % 2)
+        assert sent.models == {"helper0": {"w": torch.tensor([float((client + 2) % 4)])}}
 
 
 def test_a_client_keeps_its_helpers_until_new_ones_come():
@@ -249,10 +280,10 @@ def test_a_client_keeps_its_helpers_until_new_ones_come():
     _, federation = build(settings)
     kept, own = [], {}
     for record in federation:
-        memories = {c: s.memory.weights for c, s in federation.engine.export().items()}
-        kept.append({c: m[f"{HELPER}0/head.weight"].clone() for c, m in memories.items() if m})
+        memories = {c: s.memory.models for c, s in federation.engine.export().items()}
+        kept.append({c: m["helper0"]["head.weight"].clone() for c, m in memories.items() if m})
         if record.round == 1:
-            own = {c: federation.state.tensors[f"model/{c}/head.weight"] for c in range(5)}
+            own = {c: federation.state.candidates[c]["head.weight"] for c in range(5)}
         if record.round == 2:
             for client, helper in kept[-1].items():
                 assert not torch.equal(helper, own[client])
@@ -268,28 +299,23 @@ def test_the_response_is_that_of_the_whole_model_to_fixed_noise():
     settings = resolve("fedmatch", {**SEMI, "data": blobs(per_class=60), "rounds": 1})
     _, federation = build(settings)
     list(federation)
-    skeleton, method = federation.engine.skeleton, settings.method
+    whole = Skeleton(plain_model(federation.engine.skeleton))
     x = fixed_input(torch.zeros(3, 6))
     assert x.shape == (1, 6) and torch.equal(x, fixed_input(torch.ones(1, 6)))
     assert not fixed_input(torch.ones(2, 5, dtype=torch.int64)).any()
     for client in range(5):
-        own = {
-            n.removeprefix(f"model/{client}/"): v
-            for n, v in federation.state.tensors.items()
-            if n.startswith(f"model/{client}/")
-        }
-        skeleton.load(method.collapse(own))
-        torch.testing.assert_close(federation.state.tensors["response"][client], skeleton.outputs(x).logits[0])
+        whole.load(collapsed(federation.state.candidates[client]))
+        torch.testing.assert_close(federation.state.response[client], whole.outputs(x).logits[0])
 
 
 def test_it_is_evaluated_by_the_sum_of_both_halves():
     settings = resolve("fedmatch", {**SEMI, "data": blobs(per_class=60), "rounds": 3})
     _, federation = build(settings)
     records = list(federation)
-    skeleton = federation.engine.skeleton
-    skeleton.load(settings.method.collapse(federation.state.weights))
+    whole = Skeleton(plain_model(federation.engine.skeleton))
+    whole.load(collapsed(federation.state.weights))
     right = [
-        float((skeleton.outputs(c.test.take()[0]).logits.argmax(-1) == c.test.labels).float().mean())
+        float((whole.outputs(c.test.take()[0]).logits.argmax(-1) == c.test.labels).float().mean())
         for c in federation.data.clients
     ]
     assert records[-1].metrics["accuracy"] == pytest.approx(sum(right) / 5)
@@ -308,17 +334,16 @@ def test_ten_rounds_of_fedmatch_on_cifar10_are_115_6_mb_each():
     with torch.device("meta"):
         assert pf.models.parameter_count(pf.models.build("resnet9", (3, 32, 32), 10)) == parameters
     method = FedMatch(helpers=2, refresh=10)
-    both = method.expand({"model": torch.zeros(parameters)}, ["model"])
-    setup = Setup(10, 512, (540,) * 3, both, 0, (0,) * 3)
+    both = {name: torch.zeros(parameters) for name in ("model", f"{PSI}model")}
+    setup = Setup(10, 512, 3, both, 0, (0,) * 3)
     up = Bundle(weights=both, tensors={"response": torch.zeros(10)})
-    state = method.server_start(setup)
-    state = method.server_update(state, [Upload(c, 540, up) for c in range(3)], 1, setup)
+    state = updated(method, method.start(setup), [Upload(c, 540, up) for c in range(3)], 1, setup)
     rounds = []
     for round in range(2, 12):
-        down = method.send(state, 0, round)
+        down = method.exchange.message(state, 0, round)
         if round in (2, 3):  # with helpers and without; the others are as the second
             rounds.append(sum(wire.sizes(wire.encode(b))["weights"] for b in (up, down)))
-        assert bool(helpers_in(down.weights)) == (round == 2)
+        assert bool(down.models) == (round == 2)
     mean = (rounds[0] + 9 * rounds[1]) / 10
     formula = client_bytes("fedmatch", parameters, helpers=2, refresh=10, classes=10, dim=512)
     assert mean == pytest.approx(formula, rel=1e-12) and mean == pytest.approx(115.6e6, abs=0.05e6)
@@ -326,15 +351,15 @@ def test_ten_rounds_of_fedmatch_on_cifar10_are_115_6_mb_each():
 
 def test_a_response_of_the_wrong_length_is_dropped_with_its_client(monkeypatch):
     """One bad client must not stop the round."""
-    honest = FedMatch.client_return
+    honest = FedMatch.returned
 
     def short(self, trained, received, round):
         bundle = honest(self, trained, received, round)
-        if int(trained.num_samples) == largest:
+        if len(trained.outputs()[1].y) == largest:
             return replace(bundle, tensors={"response": bundle.tensors["response"][:1]})
         return bundle
 
-    monkeypatch.setattr(FedMatch, "client_return", short)
+    monkeypatch.setattr(FedMatch, "returned", short)
     keys = {**SMALL, "data": blobs(per_class=60), "labels": "client", "labels_per_class": 4, "shot": 16, "lr": 0.001}
     _, federation = build(resolve("fedmatch", {**keys, "shot_spread": 3.0, "rounds": 1}))
     sizes = [len(c.labelled) for c in federation.data.clients]

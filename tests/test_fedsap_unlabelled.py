@@ -14,9 +14,9 @@ from conftest import SMALL, blobs
 from protofed import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods.base import Batch, Received
 from protofed.methods.fedsap import FedSAP, nearest
 from protofed.models.base import Output
+from protofed.parts import Batch, Received
 from protofed.wire import Bundle
 
 C, D = 4, 5
@@ -97,7 +97,7 @@ def test_the_consistency_term_equals_a_loop():
     y = torch.tensor([0, 1, 3])
     batch = Batch(embeddings(3), y, torch.ones(3), None, weak, weak, strong, weight)
     received = holding(protos, 0.2, 0.7)
-    terms, pseudo = FedSAP(consistency=0.6).client_loss(Identity(), batch, received, 101)
+    terms, pseudo = FedSAP(consistency=0.6).terms(Identity(), batch, received, 101)
     distances = [
         cosine_distance(strong[k].tolist(), protos.means[int(pseudo.label[k])].tolist())
         for k in range(19)
@@ -106,7 +106,7 @@ def test_the_consistency_term_equals_a_loop():
     assert 2 < len(distances) < 19
     assert float(terms["consistency"]) == pytest.approx(0.6 * sum(distances) / len(distances), rel=1e-4)
     assert set(terms) == {"ce", "align", "proxy", "consistency"}
-    nobody, _ = FedSAP().client_loss(Identity(), batch, holding(protos), 101)
+    nobody, _ = FedSAP().terms(Identity(), batch, holding(protos), 101)
     assert float(nobody["consistency"]) == 0, "nothing accepted, nothing added"
 
 
@@ -139,7 +139,7 @@ def client(n=12, m=40):
 
 def test_mixed_prototypes_by_hand():
     trained, received, method = client(), holding(bank(), 0.2, 0.7), FedSAP(supervised_rounds=3, mix=0.5)
-    made = method.client_return(trained, received, 4).bank
+    made = method.returned(trained, received, 4).bank
     found = nearest(trained.unlabelled("weak").embedding, bank())
     accepted, _ = method.acceptance(found, received)
     (z, _), batch = trained.outputs()
@@ -157,13 +157,13 @@ def test_mixed_prototypes_by_hand():
         assert made.means[c].tolist() == pytest.approx([v / norm for v in mean], rel=1e-4, abs=1e-5)
         assert float(made.counts[c]) == pytest.approx(total)
     assert mixed_in > 3
-    plain = method.client_return(trained, received, 3).bank
+    plain = method.returned(trained, received, 3).bank
     assert torch.equal(plain.means, trained.bank().means), "in the supervised phase: the plain means"
 
 
 def test_thresholds_are_quantiles_of_the_labelled_samples():
     trained, method = client(30), FedSAP(supervised_rounds=3, margin_quantile=0.25, distance_quantile=0.9)
-    kept = method.client_remember(trained, holding(bank()), 3).tensors
+    kept = method.remember(trained, holding(bank()), 3).tensors
     (z, _), batch = trained.outputs()
     margins, own = [], []
     for sample, c in zip(z.tolist(), batch.y.tolist(), strict=True):
@@ -178,15 +178,15 @@ def test_thresholds_are_quantiles_of_the_labelled_samples():
 def test_thresholds_stay_as_they_were_at_the_end_of_the_supervised_phase():
     method, trained = FedSAP(supervised_rounds=3), client()
     before = holding(bank(), 0.11, 0.22)
-    assert method.client_remember(trained, before, 4) is before.memory
-    assert method.client_remember(trained, before, 3) is not before.memory
-    late = method.client_remember(trained, holding(bank()), 9)
+    assert method.remember(trained, before, 4) is before.memory
+    assert method.remember(trained, before, 3) is not before.memory
+    late = method.remember(trained, holding(bank()), 9)
     assert set(late.tensors) == {"margin", "distance", "classes"}, (
         "a client that comes late calibrates in its first round"
     )
     unknown = holding(bank(known=(0.0, 0, 1, 0)))
-    assert method.client_remember(trained, unknown, 3).empty, "no prototype of its classes: nothing to calibrate by"
-    assert method.client_remember(Trained(embeddings(6), torch.zeros(6).long(), *[embeddings(0)] * 2), before, 3) is (
+    assert method.remember(trained, unknown, 3).empty, "no prototype of its classes: nothing to calibrate by"
+    assert method.remember(Trained(embeddings(6), torch.zeros(6).long(), *[embeddings(0)] * 2), before, 3) is (
         before.memory
     )
 
@@ -194,7 +194,7 @@ def test_thresholds_stay_as_they_were_at_the_end_of_the_supervised_phase():
 def test_the_phase_begins_after_the_supervised_rounds():
     method = FedSAP(supervised_rounds=3)
     for round, there in ((1, False), (3, False), (4, True)):
-        steps = list(method.steps(torch.zeros(6).long(), 10, 1, 4, round, torch.Generator().manual_seed(0)))
+        steps = list(method.feed.steps(torch.zeros(6).long(), 10, 1, 4, round, torch.Generator().manual_seed(0)))
         assert all((s.unlabelled is not None) == there for s in steps)
 
 

@@ -12,11 +12,14 @@ import protofed as pf
 from conftest import SMALL, blobs
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation.local import Skeleton, TrainingNetwork
-from protofed.methods.base import Batch, Received, Setup, Upload, epoch_rows, paired_epochs
 from protofed.methods.fedrgd import FedRGD
 from protofed.methods.fixmatch import FixMatchFedAvg, FixMatchFedProx
+from protofed.methods.server import Setup
+from protofed.models.skeleton import Skeleton, TrainingNetwork
+from protofed.parts import Batch, Paired, Received, Upload
+from protofed.parts.feed import epoch_rows
 from protofed.wire import Bundle
+from test_fedmatch import updated
 
 C = 4
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16}
@@ -64,7 +67,7 @@ def naive(net, batch, threshold, weight):
 @pytest.mark.parametrize("threshold", [0.0, 0.38, 0.48, 0.95, 1.0])
 def test_the_loss_equals_plain_loops(threshold):
     net, batch = network(), batch_of()
-    made = FixMatchFedAvg(threshold=threshold, unlabelled_weight=0.7).client_loss(net, batch, Received(), 1)
+    made = FixMatchFedAvg(threshold=threshold, unlabelled_weight=0.7).terms(net, batch, Received(), 1)
     ce, unlabelled, labels, accepted = naive(net, batch, threshold, 0.7)
     assert made.terms["ce"].item() == pytest.approx(ce, rel=1e-5)
     assert made.terms["unlabelled"].item() == pytest.approx(unlabelled, rel=1e-5)
@@ -75,7 +78,7 @@ def test_the_loss_equals_plain_loops(threshold):
 def test_thresholds_make_a_difference_in_between():
     shares = []
     for threshold in (0.0, 0.38, 0.48, 1.0):
-        made = FixMatchFedAvg(threshold=threshold).client_loss(network(), batch_of(), Received(), 1)
+        made = FixMatchFedAvg(threshold=threshold).terms(network(), batch_of(), Received(), 1)
         shares.append(float(made.pseudo.accepted.mean()))
     assert shares[0] == 1 and shares[-1] == 0 and 0 < shares[2] < shares[1] < 1
 
@@ -83,15 +86,15 @@ def test_thresholds_make_a_difference_in_between():
 def test_a_probability_that_is_the_threshold_counts():
     net, batch = network(), batch_of()
     sure = float(net(batch.weak).logits.softmax(-1).max(-1).values[2])
-    at = FixMatchFedAvg(threshold=sure).client_loss(net, batch, Received(), 1).pseudo
-    above = FixMatchFedAvg(threshold=sure + 1e-4).client_loss(net, batch, Received(), 1).pseudo
+    at = FixMatchFedAvg(threshold=sure).terms(net, batch, Received(), 1).pseudo
+    above = FixMatchFedAvg(threshold=sure + 1e-4).terms(net, batch, Received(), 1).pseudo
     assert at.accepted[2] == 1 and above.accepted[2] == 0
 
 
 def test_no_gradient_goes_through_the_pseudo_label():
     """The gradient of the term is that of cross-entropy with fixed labels."""
     net, batch = network(), batch_of()
-    made = FixMatchFedAvg(threshold=0.35).client_loss(net, batch, Received(), 1)
+    made = FixMatchFedAvg(threshold=0.35).terms(net, batch, Received(), 1)
     params = list(net.params.values())
     grads = torch.autograd.grad(made.terms["unlabelled"], params)
     label, accepted = made.pseudo.label, made.pseudo.accepted
@@ -106,7 +109,7 @@ def test_fedprox_adds_its_term_and_without_unlabelled_samples_it_is_fedprox():
     received = Received(weights={name: torch.zeros_like(p) for name, p in net.params.items()})
     norm = sum(float((p.detach() ** 2).sum()) for p in net.params.values())
     for batch in (batch_of(), batch_of(False)):
-        terms = FixMatchFedProx(mu=0.2).client_loss(net, batch, received, 1).terms
+        terms = FixMatchFedProx(mu=0.2).terms(net, batch, received, 1).terms
         assert terms["prox"].item() == pytest.approx(0.1 * norm, rel=1e-5)
     assert set(terms) == {"ce", "prox"}
     assert FixMatchFedProx().mu == 0.01 and FixMatchFedAvg().mu == 0
@@ -123,7 +126,8 @@ def test_with_labels_all_it_is_fedavg():
 # --- steps and views ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("labelled", "unlabelled", "batch"), [(10, 35, 4), (10, 2, 4), (9, 1, 4), (3, 100, 8)])
 def test_an_epoch_goes_through_both_sets(labelled, unlabelled, batch):
-    steps = list(paired_epochs(labelled, unlabelled, 2, batch, torch.Generator().manual_seed(0)))
+    labels = torch.zeros(labelled, dtype=torch.int64)
+    steps = list(Paired().steps(labels, unlabelled, 2, batch, 1, torch.Generator().manual_seed(0)))
     plain = list(epoch_rows(labelled, 2, batch, torch.Generator().manual_seed(0)))
     assert len(steps) == len(plain), "as many steps as the labelled set gives"
     half = len(steps) // 2
@@ -135,7 +139,7 @@ def test_an_epoch_goes_through_both_sets(labelled, unlabelled, batch):
             assert len(drawn) == unlabelled, "each once"
         sizes = {len(s.unlabelled) for s in epoch}
         assert max(sizes) - min(sizes) <= 1
-    assert all(s.unlabelled is None for s in paired_epochs(labelled, 0, 1, batch, torch.Generator()))
+    assert all(s.unlabelled is None for s in Paired().steps(labels, 0, 1, batch, 1, torch.Generator()))
 
 
 seen: list[Batch] = []
@@ -143,9 +147,9 @@ seen: list[Batch] = []
 
 @dataclass(frozen=True)
 class Watched(FixMatchFedAvg):
-    def client_loss(self, network, batch, received, round):
+    def terms(self, net, batch, received, round):
         seen.append(batch)
-        return super().client_loss(network, batch, received, round)
+        return super().terms(net, batch, received, round)
 
 
 Watched.name = "watched"
@@ -178,7 +182,7 @@ def test_weak_and_strong_views_and_labelled_samples_weak():
 
 
 # --- FedRGD -------------------------------------------------------------------------------------------------------------
-SETUP = Setup(C, 5, (10,) * 8, {"w": torch.zeros(3)}, seed=0)
+SETUP = Setup(C, 5, 8, {"w": torch.zeros(3)}, seed=0)
 
 
 def upload(client, samples, value):
@@ -187,37 +191,58 @@ def upload(client, samples, value):
 
 def test_groups_are_averaged_apart_and_then_together():
     method = FedRGD(groups=2, together=2)
-    state = method.server_start(SETUP)
+    state = method.start(SETUP)
     uploads = [upload(c, 10 * (c + 1), c) for c in range(8)]
     means = []
     for k in (0, 1):
-        own = [u for u in uploads if method.group(0, u.client, 1) == k]
-        total = sum(u.num_samples for u in own)
-        means.append(sum(u.num_samples * u.client for u in own) / total)
+        own = [u for u in uploads if state.group(u.client, 1) == k]
+        total = sum(u.samples for u in own)
+        means.append(sum(u.samples * u.client for u in own) / total)
     assert means[0] != means[1]
-    after = method.server_update(state, uploads, 1, SETUP)
+    after = updated(method, state, uploads, 1, SETUP)
     for client in range(8):
-        sent = method.send(after, client, 2).weights["w"]
-        assert sent.tolist() == pytest.approx([means[method.group(0, client, 2)]] * 3)
-    assert after.weights["w"].tolist() == pytest.approx([sum(means) / 2] * 3), "what is evaluated: each group alike"
-    joined = method.server_update(after, [upload(c, 1, 6) for c in range(8)], 2, SETUP)
-    assert not joined.tensors and joined.weights["w"].tolist() == [6, 6, 6]
-    assert all(method.send(joined, c, 3).weights["w"].tolist() == [6, 6, 6] for c in range(8))
+        sent = method.exchange.message(after, client, 2).weights["w"]
+        assert sent.tolist() == pytest.approx([means[after.group(client, 2)]] * 3)
+        assert method.exchange.audience(after, client, 2) == after.group(client, 2), "one message for a group"
+    assert after.average["w"].tolist() == pytest.approx([sum(means) / 2] * 3), "each group alike"
+    joined = updated(method, after, [upload(c, 1, 6) for c in range(8)], 2, SETUP)
+    assert not joined.apart and joined.average["w"].tolist() == [6, 6, 6]
+    assert all(method.exchange.message(joined, c, 3).weights["w"].tolist() == [6, 6, 6] for c in range(8))
+    assert len({method.exchange.audience(joined, c, 3) for c in range(8)}) == 1
 
 
 def test_a_group_nobody_came_from_keeps_its_model():
     method = FedRGD(groups=2, together=3)
-    state = method.server_update(method.server_start(SETUP), [upload(c, 1, c + 1) for c in range(8)], 1, SETUP)
-    alone = [c for c in range(8) if method.group(0, c, 2) == 0]
-    before = state.tensors["1/w"].clone()
-    after = method.server_update(state, [upload(c, 1, 9) for c in alone], 2, SETUP)
-    assert torch.equal(after.tensors["1/w"], before) and after.tensors["0/w"].tolist() == [9, 9, 9]
+    state = updated(method, method.start(SETUP), [upload(c, 1, c + 1) for c in range(8)], 1, SETUP)
+    alone = [c for c in range(8) if state.group(c, 2) == 0]
+    before = state.apart[1]["w"].clone()
+    after = updated(method, state, [upload(c, 1, 9) for c in alone], 2, SETUP)
+    assert torch.equal(after.apart[1]["w"], before) and after.apart[0]["w"].tolist() == [9, 9, 9]
 
 
 def test_clients_are_dealt_anew_each_round():
-    method = FedRGD(groups=3)
-    deals = [tuple(method.group(0, c, round) for c in range(30)) for round in (1, 2, 3)]
+    state = FedRGD(groups=3).start(SETUP)
+    deals = [tuple(state.group(c, round) for c in range(30)) for round in (1, 2, 3)]
     assert len(set(deals)) == 3 and all(set(deal) == {0, 1, 2} for deal in deals)
+
+
+def test_a_client_is_evaluated_by_the_model_of_its_group():
+    """It is sent that one for the next round, while the groups are apart."""
+    keys = {**SEMI, "data": blobs(per_class=60), "rounds": 1, "epochs": 3, "lr": 0.1, "seed": 1}
+    _, federation = build(resolve("fedrgd", keys))
+    record = federation.step()
+    state, skeleton = federation.state, federation.engine.skeleton
+    assert len(state.apart) == 2 and {state.group(c, 2) for c in range(5)} == {0, 1}
+
+    def right(weights, client):
+        skeleton.load(weights)
+        x, y = federation.data.clients[client].test.take()
+        return int((skeleton.outputs(x).logits.argmax(-1) == y).sum())
+
+    mine = [right(state.apart[state.group(c, 2)], c) for c in range(5)]
+    assert [s.head for s in record.scores] == mine
+    assert mine != [right(state.average, c) for c in range(5)]
+    assert mine != [right(state.apart[1 - state.group(c, 2)], c) for c in range(5)]
 
 
 def test_one_group_is_fixmatch():

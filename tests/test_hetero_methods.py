@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
 
@@ -18,12 +19,14 @@ from protofed import PrototypeBank, aggregate, losses, methods, seeds, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods.base import Batch, Received, Setup, Upload
+from protofed.federation.checkpoint import packed, unpacked
+from protofed.methods import Setup, Shared
 from protofed.methods.fedmps import FedMPS
 from protofed.methods.fedpagr import FedPAGR
 from protofed.methods.fedproc import FedProc
 from protofed.methods.fedtgp import FedTGP, descend, prototypes
 from protofed.models.base import LOW, Levels, Output
+from protofed.parts import Batch, Received, Running, Upload
 from protofed.wire import Bundle
 from test_engines import ENGINES, LOOP, assert_same, finish
 
@@ -62,10 +65,6 @@ class Trained:
     def weights(self):
         return self.net.params
 
-    @property
-    def num_samples(self):
-        return torch.tensor(len(self.y))
-
     def outputs(self):
         return self.net(self.x), Batch(self.x, self.y, torch.ones(len(self.y)))
 
@@ -92,7 +91,7 @@ def samples(seed, classes, n=9):
 
 
 def setup(classes=C, dim=D, clients=3, seed=7):
-    return Setup(classes, dim, (10,) * clients, weights(), seed)
+    return Setup(classes, dim, clients, weights(), seed)
 
 
 def bank(seed, classes=C, dim=D, known=None):
@@ -104,7 +103,26 @@ def bank(seed, classes=C, dim=D, known=None):
 
 
 def received(content: Bundle) -> Received:
-    return Received(content.bank, content.banks, content.weights, content.tensors, content.scalars)
+    return Received(
+        bank=content.bank,
+        banks=content.banks,
+        weights=content.weights,
+        tensors=content.tensors,
+        scalars=content.scalars,
+        models=content.models,
+    )
+
+
+def updated(method, state, uploads, round, setup):
+    """The server's state after a round in which these uploads came."""
+    running = Running(method.reduce)
+    running.add(uploads)
+    return method.update(state, running.result(), round, setup)
+
+
+def names(parts):
+    """What a direction of an exchange holds."""
+    return tuple(part.name for part in parts)
 
 
 def with_padding(batch: Batch, filler: float) -> Batch:
@@ -171,22 +189,22 @@ def test_fedpagr_rounds_equal_a_naive_federation(clients):
     method, about, lr = FedPAGR(), setup(), 0.3
     data = [samples(0, [0, 1, 2]), samples(1, [1, 2]), samples(2, [0, 2], n=4)][:clients]
     present = [[0], [0]] if clients == 1 else [[0, 1], [1, 2]]
-    state = method.server_start(about)
+    state = method.start(about)
     models = [weights()] * clients
     for t, who in enumerate(present):
         uploads = []
         for k in who:
             x, y = data[k]
-            has = received(method.send(state, k, t + 1))
-            begin = {n: w.clone().requires_grad_() for n, w in method.client_start(models[k], has).items()}
-            terms = method.client_loss(Net(begin, sphere=True), Batch(x, y, torch.ones(len(y))), has, t + 1)
+            has = received(method.exchange.message(state, k, t + 1))
+            begin = {n: w.clone().requires_grad_() for n, w in method.begin(models[k], has).items()}
+            terms = method.terms(Net(begin, sphere=True), Batch(x, y, torch.ones(len(y))), has, t + 1)
             assert set(terms) == {"ce", "global", "entropy"}
             gradients = torch.autograd.grad(sum(terms.values()), list(begin.values()))
             models[k] = {n: (w - lr * g).detach() for (n, w), g in zip(begin.items(), gradients, strict=True)}
-            content = method.client_return(Trained(Net(models[k], sphere=True), x, y), has, t + 1)
+            content = method.returned(Trained(Net(models[k], sphere=True), x, y), has, t + 1)
             uploads.append(Upload(k, len(y), content))
-        state = method.server_update(state, uploads, t + 1, about)
-    first = method.server_start(about).bank.means
+        state = updated(method, state, uploads, t + 1, about)
+    first = method.start(about).bank.means
     protos, naive = naive_fedpagr(method, data, present, 2, lr, weights(), first)
     torch.testing.assert_close(state.bank.means, torch.stack([protos[c] for c in range(C)]), rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(models, naive, strict=True):
@@ -195,7 +213,7 @@ def test_fedpagr_rounds_equal_a_naive_federation(clients):
 
 
 def test_fedpagr_starts_from_random_unit_vectors_that_are_all_known():
-    one, same, other = (FedPAGR().server_start(setup(seed=s)).bank for s in (1, 1, 2))
+    one, same, other = (FedPAGR().start(setup(seed=s)).bank for s in (1, 1, 2))
     assert bool(one.known.all()) and torch.equal(one.means, same.means) and not torch.equal(one.means, other.means)
     torch.testing.assert_close(one.means.norm(dim=1), torch.ones(C))
 
@@ -203,36 +221,36 @@ def test_fedpagr_starts_from_random_unit_vectors_that_are_all_known():
 def test_fedpagr_anchors_the_classifier():
     begin = {**weights(), "head.running": torch.ones(2)}
     prototypes = bank(3)
-    after = FedPAGR().client_start(begin, received(Bundle(bank=prototypes)))
+    after = FedPAGR().begin(begin, received(Bundle(bank=prototypes)))
     torch.testing.assert_close(after["head.weight"], prototypes.means / prototypes.means.norm(dim=1, keepdim=True))
     assert not bool(after["head.bias"].any())
     assert after["body"] is begin["body"] and after["head.running"] is begin["head.running"]
     assert bool(begin["head.bias"].any())  # its input is left alone
     bare = {n: w for n, w in begin.items() if n != "head.bias"}
-    assert "head.bias" not in FedPAGR().client_start(bare, received(Bundle(bank=prototypes)))
+    assert "head.bias" not in FedPAGR().begin(bare, received(Bundle(bank=prototypes)))
 
 
 @pytest.mark.parametrize(("head", "came"), [(None, "got none"), (torch.zeros(C, D + 1), r"got \[4, 6\]")])
 def test_fedpagr_needs_a_head_it_can_anchor(head, came):
     own = {"body": torch.zeros(2)} if head is None else {"head.weight": head}
     with pytest.raises(ProtofedError, match=rf"'head.weight' \[4, 5\], {came}; use projection=consensus"):
-        FedPAGR().client_start(own, received(Bundle(bank=bank(0))))
+        FedPAGR().begin(own, received(Bundle(bank=bank(0))))
 
 
 def test_fedpagr_without_temperature_has_no_alignment_terms():
     x, y = samples(0, [0, 1])
     batch, has = Batch(x, y, torch.ones(len(y))), received(Bundle(bank=bank(0)))
     net = Net(weights(), sphere=True)
-    terms = FedPAGR(temperature=0.0).client_loss(net, batch, has, 1)
+    terms = FedPAGR(temperature=0.0).terms(net, batch, has, 1)
     assert set(terms) == {"ce"}
     torch.testing.assert_close(terms["ce"], F.cross_entropy(net(x).logits, y))
-    scores = FedPAGR(temperature=0.0).prototype_scores(x[:, :D], bank(0))
+    scores = FedPAGR(temperature=0.0).predict.scores(x[:, :D], bank(0))
     torch.testing.assert_close(scores, F.cosine_similarity(x[:, None, :D], bank(0).means, dim=-1))
 
 
 def test_fedpagr_scores_are_the_ensembles_logits():
     z, b = torch.randn(6, D, generator=torch.Generator().manual_seed(0)), bank(1, known={0, 2})
-    scores = FedPAGR(temperature=0.2).prototype_scores(z, b)
+    scores = FedPAGR(temperature=0.2).predict.scores(z, b)
     assert bool((scores[:, [1, 3]] == -math.inf).all())
     torch.testing.assert_close(scores.softmax(-1), losses.prototype_softmax(z, b, 0.2))
 
@@ -242,22 +260,22 @@ def test_fedpagr_unreported_classes():
     method, about = FedPAGR(separation=2.0, refine_lr=0.1), setup()
     axes = torch.eye(C, D)
     near = F.normalize(axes[0] + axes[3], dim=0)  # a cosine of 0.71 with class 0
-    state = Bundle(bank=PrototypeBank(torch.stack([axes[0], axes[1], axes[2], near]), torch.ones(C)))
+    state = Shared(PrototypeBank(torch.stack([axes[0], axes[1], axes[2], near]), torch.ones(C)))
     report = PrototypeBank(axes[:C] * torch.tensor([1.0, 0, 0, 0])[:, None], torch.tensor([5.0, 0, 0, 0]))
-    after = method.server_update(state, [Upload(0, 5, Bundle(bank=report))], 1, about).bank
+    after = updated(method, state, [Upload(0, 5, Bundle(bank=report))], 1, about).bank
     torch.testing.assert_close(after.means[1:3], axes[1:3])  # apart from all others: not moved
     assert float(after.means[3] @ after.means[0]) < float(near @ axes[0]) - 0.05
     assert bool(after.known.all()) and after.counts.tolist() == [5, 1, 1, 1]
     torch.testing.assert_close(after.means.norm(dim=1), torch.ones(C))
-    kept = replace(method, refine_steps=0).server_update(state, [Upload(0, 5, Bundle(bank=report))], 1, about).bank
+    kept = updated(replace(method, refine_steps=0), state, [Upload(0, 5, Bundle(bank=report))], 1, about).bank
     torch.testing.assert_close(kept.means, state.bank.means)
 
 
 def test_fedpagr_a_client_off_the_sphere_weighs_no_more():
-    method, about, state = FedPAGR(), setup(), FedPAGR().server_start(setup())
+    method, about, state = FedPAGR(), setup(), FedPAGR().start(setup())
     one, two = bank(1), bank(2)
     results = [
-        method.server_update(state, [Upload(0, 1, Bundle(bank=b)), Upload(1, 1, Bundle(bank=two))], 1, about).bank.means
+        updated(method, state, [Upload(0, 1, Bundle(bank=b)), Upload(1, 1, Bundle(bank=two))], 1, about).bank.means
         for b in (one, replace(one, means=1000 * one.means))
     ]
     torch.testing.assert_close(*results)
@@ -277,9 +295,9 @@ def test_fedpagr_a_client_off_the_sphere_weighs_no_more():
 def test_fedpagr_margin_and_steps_go_by_the_number_of_classes(classes, given, expected):
     method = methods.registry.make("fedpagr", given)
     assert method.refinement(classes) == expected
-    state = method.server_start(setup(classes))
+    state = method.start(setup(classes))
     upload = Upload(0, 1, Bundle(bank=bank(3, classes).normalised()))
-    after = method.server_update(state, [upload], 1, setup(classes)).bank
+    after = updated(method, state, [upload], 1, setup(classes)).bank
     banks = PrototypeBank.stack([upload.content.bank])
     start = aggregate.normalised_mean(banks)
     margin, steps = expected
@@ -288,19 +306,19 @@ def test_fedpagr_margin_and_steps_go_by_the_number_of_classes(classes, given, ex
 
 def test_fedpagr_costs_c_times_d_floats_each_way():
     method, about = FedPAGR(), setup(10, 512)
-    state = method.server_start(about)
-    assert wire.sizes(wire.encode(method.send(state, 0, 1)))["prototypes"] == 20_480
+    state = method.start(about)
+    assert wire.sizes(wire.encode(method.exchange.message(state, 0, 1)))["prototypes"] == 20_480
     full = bank(0, 10, 512)
 
     class Client:
         def bank(self):
             return full
 
-    content = method.client_return(Client(), received(state), 1)
+    content = method.returned(Client(), received(method.exchange.message(state, 0, 1)), 1)
     size = wire.sizes(wire.encode(content))
     assert size["prototypes"] == 20_480 and size["weights"] == 0
-    state = method.server_update(state, [Upload(0, 10, content)], 1, about)
-    assert wire.sizes(wire.encode(method.send(state, 0, 2)))["prototypes"] == 20_480
+    state = updated(method, state, [Upload(0, 10, content)], 1, about)
+    assert wire.sizes(wire.encode(method.exchange.message(state, 0, 2)))["prototypes"] == 20_480
 
 
 # --- FedTGP -----------------------------------------------------------------------------------------------------------
@@ -355,22 +373,22 @@ def naive_fedtgp(tensors, contents, known, epochs, batch, lr, seed, round, most=
 def test_fedtgp_server_equals_a_module_two_rounds():
     """Class 2 is reported in the first round alone, class 3 never."""
     method, about = FedTGP(server_epochs=3, server_batch=2, server_lr=0.1), setup()
-    state = method.server_start(about)
+    state = method.start(about)
     first = [bank(1, known={0, 1}), bank(2, known={1, 2}), bank(3, known={0})]
     second = [bank(4, known={0, 1}), bank(5, known={1})]
     for round, contents, known in ((1, first, [0, 1, 2]), (2, second, [0, 1, 2])):
-        before = {n: v.clone() for n, v in state.tensors.items()}
+        before = {n: v.clone() for n, v in state.network.items()}
         uploads = [Upload(k, 5, Bundle(bank=b)) for k, b in enumerate(contents)]
-        after = method.server_update(state, uploads, round, about)
+        after = updated(method, state, uploads, round, about)
         for name, value in before.items():
-            assert torch.equal(state.tensors[name], value)  # the old state is left alone
+            assert torch.equal(state.network[name], value)  # the old state is left alone
         model = naive_fedtgp(before, contents, known, 3, 2, 0.1, about.seed, round)
         expected = dict(model.named_parameters())
         close = {"rtol": 1e-4, "atol": 1e-5}
-        torch.testing.assert_close(after.tensors["classes"], expected["classes.weight"].detach(), **close)
+        torch.testing.assert_close(after.network["classes"], expected["classes.weight"].detach(), **close)
         for name in ("hidden.weight", "hidden.bias", "output.weight", "output.bias"):
-            torch.testing.assert_close(after.tensors[name], expected[name].detach(), **close)
-            assert not torch.equal(after.tensors[name], before[name])
+            torch.testing.assert_close(after.network[name], expected[name].detach(), **close)
+            assert not torch.equal(after.network[name], before[name])
         torch.testing.assert_close(after.bank.means[known], model().detach()[known], **close)
         assert after.bank.known.tolist() == [True, True, True, False]
         assert not bool(after.bank.means[3].any())  # zeros, as an unknown row is restored from a checkpoint
@@ -379,7 +397,7 @@ def test_fedtgp_server_equals_a_module_two_rounds():
 
 def test_fedtgp_gradient_where_a_prototype_is_met_exactly():
     """The square root's gradient at 0 is infinite; here it is 0, and everything stays finite."""
-    network = FedTGP().server_start(setup()).tensors
+    network = FedTGP().start(setup()).network
     network = {n: torch.zeros_like(v) if n.startswith("output") else v.clone() for n, v in network.items()}
     own = F.one_hot(torch.tensor([0, 1]), C).float()
     descend(network, torch.zeros(2, D), own, torch.ones(C, dtype=torch.bool), torch.tensor(2.0), 0.1)
@@ -411,25 +429,25 @@ def test_fedtgp_training_pulls_prototypes_to_their_classes():
     method, about = FedTGP(), setup()
     centres = 3 * torch.eye(C, D)
     uploads = [Upload(k, 5, Bundle(bank=PrototypeBank(centres + 0.1 * bank(k).means, torch.ones(C)))) for k in range(3)]
-    state = method.server_start(about)
+    state = method.start(about)
     for round in (1, 2):
-        state = method.server_update(state, uploads, round, about)
+        state = updated(method, state, uploads, round, about)
     assert state.bank.nearest(centres).tolist() == list(range(C))
 
 
 def test_fedtgp_sends_the_bank_alone():
     method = FedTGP()
-    state = method.server_start(setup(10, 64))
-    assert sorted(state.tensors) == ["classes", "hidden.bias", "hidden.weight", "output.bias", "output.weight"]
-    state = method.server_update(state, [Upload(0, 5, Bundle(bank=bank(0, 10, 64)))], 1, setup(10, 64))
-    size = wire.sizes(wire.encode(method.send(state, 0, 2)))
+    state = method.start(setup(10, 64))
+    assert sorted(state.network) == ["classes", "hidden.bias", "hidden.weight", "output.bias", "output.weight"]
+    state = updated(method, state, [Upload(0, 5, Bundle(bank=bank(0, 10, 64)))], 1, setup(10, 64))
+    size = wire.sizes(wire.encode(method.exchange.message(state, 0, 2)))
     assert size["prototypes"] == 10 * 64 * 4 and size["scalars"] == 10 * 8 and size["weights"] == 0
 
 
 def test_fedtgp_client_loss():
     x, y = samples(0, [0, 1, 2])
     b, net = bank(1, known={0, 2}), Net(weights())
-    terms = FedTGP().client_loss(net, Batch(x, y, torch.ones(len(y))), received(Bundle(bank=b)), 1)
+    terms = FedTGP().terms(net, Batch(x, y, torch.ones(len(y))), received(Bundle(bank=b)), 1)
     z, logits = net(x)
     rows = [i for i in range(len(y)) if int(y[i]) in (0, 2)]
     expected = 10 * sum(float(((z[i] - b.means[y[i]]) ** 2).mean()) for i in rows) / len(rows)
@@ -448,7 +466,7 @@ def test_fedproc_loss_against_a_loop():
     x, y = samples(0, [0, 1, 2])
     b, net = bank(1, known={0, 1, 3}), Net(weights())
     batch = Batch(x, y, torch.ones(len(y)))
-    terms = FedProc().client_loss(net, batch, received(Bundle(bank=b)), 30)
+    terms = FedProc().terms(net, batch, received(Bundle(bank=b)), 30)
     z, logits = net(x)
     total, n = 0.0, 0
     for i in range(len(y)):
@@ -463,48 +481,51 @@ def test_fedproc_loss_against_a_loop():
 def test_fedproc_first_round_is_cross_entropy_alone():
     x, y = samples(0, [0, 1, 2])
     method, net = FedProc(), Net(weights())
-    has = received(method.server_start(setup()))
-    terms = method.client_loss(net, Batch(x, y, torch.ones(len(y))), has, 1)
+    has = received(method.exchange.message(method.start(setup()), 0, 1))
+    terms = method.terms(net, Batch(x, y, torch.ones(len(y))), has, 1)
     torch.testing.assert_close(terms["ce"], F.cross_entropy(net(x).logits, y))
     assert float(terms["contrast"]) == 0
 
 
 def test_fedproc_centres_are_of_unit_embeddings_and_weighed_by_size():
     method, about = FedProc(), setup()
-    state = method.server_start(about)
+    state = method.start(about)
     nets, data = [Net(weights(k)) for k in range(2)], [samples(0, [0, 1]), samples(1, [1, 2], n=5)]
     uploads, gathered = [], {c: [] for c in range(C)}
     for k, (net, (x, y)) in enumerate(zip(nets, data, strict=True)):
-        uploads.append(Upload(k, len(y), method.client_return(Trained(net, x, y), received(state), 1)))
+        has = received(method.exchange.message(state, k, 1))
+        uploads.append(Upload(k, len(y), method.returned(Trained(net, x, y), has, 1)))
         for i in range(len(y)):
             z = net(x[i : i + 1]).embedding[0]
             gathered[int(y[i])].append(z / z.norm())
-    after = method.server_update(state, uploads, 1, about)
+    after = updated(method, state, uploads, 1, about)
     for c in range(3):  # weighed by size, the mean of the clients' means is the mean over all samples
         torch.testing.assert_close(after.bank.means[c], sum(gathered[c]) / len(gathered[c]))
     assert after.bank.counts.tolist() == [len(gathered[c]) for c in range(C)]
     for name in weights():
         expected = (len(data[0][1]) * nets[0].params[name] + len(data[1][1]) * nets[1].params[name]) / 14
         torch.testing.assert_close(after.weights[name], expected)
-    kept = method.server_update(after, uploads[:1], 2, about)
+    kept = updated(method, after, uploads[:1], 2, about)
     torch.testing.assert_close(kept.bank.means[2], after.bank.means[2])
 
 
 def test_fedproc_what_travels_goes_by_the_setting():
     both, centres = FedProc(), FedProc(average_weights=False)
-    assert both.travels == both.required == ("bank", "weights") and not both.private_model
-    assert centres.travels == centres.required == ("bank",) and centres.private_model
-    assert both.server_start(setup()).weights.keys() == weights().keys() and not centres.server_start(setup()).weights
+    assert names(both.exchange.down) == names(both.exchange.up) == ("weights", "bank") and not both.exchange.keeps_model
+    assert names(centres.exchange.down) == names(centres.exchange.up) == ("bank",) and centres.exchange.keeps_model
+    assert not any(part.optional for method in (both, centres) for part in method.exchange.up)
+    assert both.start(setup()).weights.keys() == weights().keys() and not centres.start(setup()).weights
     x, y = samples(0, [0, 1])
-    content = centres.client_return(Trained(Net(weights()), x, y), received(centres.server_start(setup())), 1)
+    has = received(centres.exchange.message(centres.start(setup()), 0, 1))
+    content = centres.returned(Trained(Net(weights()), x, y), has, 1)
     assert not content.weights
-    after = centres.server_update(centres.server_start(setup()), [Upload(0, 9, content)], 1, setup())
+    after = updated(centres, centres.start(setup()), [Upload(0, 9, content)], 1, setup())
     assert not after.weights and after.bank.known.tolist() == [True, True, False, False]
 
 
 def test_fedproc_scores_by_cosine():
     z, b = torch.randn(3, D, generator=torch.Generator().manual_seed(0)), bank(2, known={1, 2})
-    scores = FedProc().prototype_scores(z, b)
+    scores = FedProc().predict.scores(z, b)
     torch.testing.assert_close(scores[:, 1:3], F.cosine_similarity(z[:, None], b.means[1:3], dim=-1))
     assert bool((scores[:, [0, 3]] == -math.inf).all())
 
@@ -638,8 +659,8 @@ def mps_upload(client, seed, known):
 def test_fedmps_first_round_is_cross_entropy_alone():
     x, y = samples(0, [0, 1, 2])
     method, net = FedMPS(), Net(weights())
-    has = received(method.send(method.server_start(setup()), 0, 1))
-    terms = method.client_loss(net, Batch(x, y, torch.ones(len(y))), has, 1)
+    has = received(method.exchange.message(method.start(setup()), 0, 1))
+    terms = method.terms(net, Batch(x, y, torch.ones(len(y))), has, 1)
     torch.testing.assert_close(terms["ce"], F.cross_entropy(net(x).logits, y))
     assert [float(terms[name]) for name in ("high", "low", "soft")] == [0, 0, 0]
 
@@ -647,16 +668,14 @@ def test_fedmps_first_round_is_cross_entropy_alone():
 def test_fedmps_client_loss_against_loops():
     x, y = samples(0, [0, 1, 2])
     method = FedMPS(high_weight=2.0, low_weight=0.2, soft_weight=5.0)
-    state = method.server_update(
-        method.server_start(setup()), [mps_upload(0, 1, {0, 1}), mps_upload(1, 2, {0, 3})], 1, setup()
-    )
+    state = updated(method, method.start(setup()), [mps_upload(0, 1, {0, 1}), mps_upload(1, 2, {0, 3})], 1, setup())
     net, ones = Net(weights()), torch.ones(len(y))
-    has = received(method.send(state, 0, 2))
-    terms = method.client_loss(net, Batch(x, y, ones), has, 2)
+    has = received(method.exchange.message(state, 0, 2))
+    terms = method.terms(net, Batch(x, y, ones), has, 2)
     low, z, logits = net.levels(x)
     assert float(terms["high"]) == pytest.approx(2 * naive_contrast(z, y, state.bank, 0.5, ones), rel=1e-4)
-    assert float(terms["low"]) == pytest.approx(0.2 * naive_contrast(low, y, state.banks["low"], 0.5, ones), rel=1e-4)
-    expected = 5 * naive_soft(logits, y, state.tensors["soft_labels"], state.bank.known, 5.0, ones)
+    assert float(terms["low"]) == pytest.approx(0.2 * naive_contrast(low, y, state.low, 0.5, ones), rel=1e-4)
+    expected = 5 * naive_soft(logits, y, state.soft_labels, state.bank.known, 5.0, ones)
     assert float(terms["soft"]) == pytest.approx(expected, rel=1e-4)
     assert expected > 0
 
@@ -664,18 +683,18 @@ def test_fedmps_client_loss_against_loops():
 def test_fedmps_server_head_equals_a_module_two_rounds():
     """The head goes on from its last state; a class not reported keeps its row, one never reported is masked."""
     method, about = FedMPS(server_lr=0.05), setup()
-    state = method.server_start(about)
+    state = method.start(about)
     head = nn.Linear(D, C)
     with torch.no_grad():
-        head.weight.copy_(state.tensors["head.weight"])
-        head.bias.copy_(state.tensors["head.bias"])
+        head.weight.copy_(state.head)
+        head.bias.copy_(state.head_bias)
     rounds = [
         [mps_upload(0, 1, {0, 1}), mps_upload(1, 2, {0, 2}), mps_upload(2, 3, {1})],
         [mps_upload(0, 4, {0, 1}), mps_upload(1, 5, {0})],
     ]
     rows = torch.zeros(C, C)
     for round, uploads in enumerate(rounds, start=1):
-        state = method.server_update(state, uploads, round, about)
+        state = updated(method, state, uploads, round, about)
         pairs = [(u.content.bank.means[c], c) for u in uploads for c in range(C) if u.content.bank.counts[c] > 0]
         optimiser = torch.optim.Adam(head.parameters(), lr=0.05)
         stream = seeds.torch_stream(about.seed, "server", round)
@@ -691,38 +710,42 @@ def test_fedmps_server_head_equals_a_module_two_rounds():
             logits = [head(z).detach() for z, k in pairs if k == c]
             rows[c] = sum(logits) / len(logits)
         close = {"rtol": 1e-4, "atol": 1e-5}
-        torch.testing.assert_close(state.tensors["head.weight"], head.weight.detach(), **close)
-        torch.testing.assert_close(state.tensors["head.bias"], head.bias.detach(), **close)
-        torch.testing.assert_close(state.tensors["soft_labels"], rows, **close)
-        assert state.bank.known.tolist() == state.banks["low"].known.tolist() == [True, True, True, False]
+        torch.testing.assert_close(state.head, head.weight.detach(), **close)
+        torch.testing.assert_close(state.head_bias, head.bias.detach(), **close)
+        torch.testing.assert_close(state.soft_labels, rows, **close)
+        assert state.bank.known.tolist() == state.low.known.tolist() == [True, True, True, False]
     first, second = (u.content.banks["low"].means for u in rounds[1])
-    torch.testing.assert_close(state.banks["low"].means[0], (first[0] + second[0]) / 2)
-    torch.testing.assert_close(state.banks["low"].means[2], rounds[0][1].content.banks["low"].means[2])
+    torch.testing.assert_close(state.low.means[0], (first[0] + second[0]) / 2)
+    torch.testing.assert_close(state.low.means[2], rounds[0][1].content.banks["low"].means[2])
 
 
 def test_fedmps_what_travels():
     method, about = FedMPS(), setup()
-    state = method.server_update(method.server_start(about), [mps_upload(0, 1, {0, 1})], 1, about)
-    sent = method.send(state, 0, 2)
+    state = updated(method, method.start(about), [mps_upload(0, 1, {0, 1})], 1, about)
+    sent = method.exchange.message(state, 0, 2)
     assert set(sent.tensors) == {"soft_labels"} and not sent.weights
     assert wire.sizes(wire.encode(sent))["prototypes"] == 4 * 2 * (D + LOW)
-    assert method.bank_shapes(about) == {"low": (C, LOW)}
-    assert method.required == ("bank", "banks.low") and method.private_model
+    sizes = {"classes": C, "dim": D, "others": 2}
+    expected = method.exchange.expected("up", sizes, weights())
+    assert expected.shapes["low"] == (C, LOW) and expected.shapes["bank"] == (C, D)
+    assert names(method.exchange.up) == ("bank", "low") and method.exchange.keeps_model
+    assert names(method.exchange.down) == ("bank", "low", "soft_labels")
     averaged = FedMPS(average_weights=True)
-    assert averaged.required == ("bank", "banks.low", "weights") and not averaged.private_model
-    assert averaged.travels == ("bank", "banks.low", "weights", "tensors.soft_labels")
+    assert names(averaged.exchange.up) == ("bank", "low", "weights") and not averaged.exchange.keeps_model
+    assert names(averaged.exchange.down) == ("bank", "low", "weights", "soft_labels")
+    assert not any(part.optional for part in (*method.exchange.up, *averaged.exchange.up))
     x, y = samples(0, [0, 1])
-    begin = averaged.server_start(about)
-    content = averaged.client_return(Trained(Net(weights(3)), x, y), received(begin), 1)
-    after = averaged.server_update(begin, [Upload(0, 9, content)], 1, about)
+    begin = averaged.start(about)
+    content = averaged.returned(Trained(Net(weights(3)), x, y), received(averaged.exchange.message(begin, 0, 1)), 1)
+    after = updated(averaged, begin, [Upload(0, 9, content)], 1, about)
     torch.testing.assert_close(dict(after.weights), weights(3))
-    expected = wire.Expected(
-        C, D, method.travels, banks=method.bank_shapes(about), required=method.required
-    )  # weights where none are asked for, and a missing bank
+    counted = {"samples": 9.0}  # every upload says how many samples it is of
+    good = Bundle(bank=content.bank, banks=content.banks, scalars=counted)
+    wire.decode(wire.encode(good), "client 0", expected)
     with pytest.raises(wire.WireError, match="'weights', which this method does not exchange"):
-        wire.decode(wire.encode(content), "client 0", expected)
-    with pytest.raises(wire.WireError, match=r"sent no banks\.low"):
-        wire.decode(wire.encode(Bundle(bank=content.bank)), "client 0", expected)
+        wire.decode(wire.encode(replace(content, scalars=counted)), "client 0", expected)
+    with pytest.raises(wire.WireError, match="sent no low, which this method needs"):
+        wire.decode(wire.encode(replace(good, banks={})), "client 0", expected)
 
 
 # --- all four ---------------------------------------------------------------------------------------------------------
@@ -734,33 +757,46 @@ NAMES = ["fedpagr", "fedtgp", "fedproc", "fedmps"]
 def test_padding_of_a_batch_changes_no_term(name, filler):
     x, y = samples(0, [0, 1, 2])
     method, about = methods.registry.make(name), setup()
-    state = method.server_update(method.server_start(about), [mps_upload(0, 1, {0, 1})], 1, about)
-    has, batch = received(method.send(state, 0, 2)), Batch(x, y, torch.ones(len(y)))
+    state = updated(method, method.start(about), [mps_upload(0, 1, {0, 1})], 1, about)
+    has, batch = received(method.exchange.message(state, 0, 2)), Batch(x, y, torch.ones(len(y)))
     net = Net(weights(), sphere=name == "fedpagr")
-    bare, padded = (method.client_loss(net, b, has, 2) for b in (batch, with_padding(batch, filler)))
+    bare, padded = (method.terms(net, b, has, 2) for b in (batch, with_padding(batch, filler)))
     assert bare.keys() == padded.keys()
     for term, value in bare.items():
         torch.testing.assert_close(padded[term], value)
 
 
+def content_of(state):
+    """Everything in a server's state, value by value."""
+    tensors: dict[str, Tensor] = {}
+    return packed(state, "", tensors), {name: (value.dtype, value.tolist()) for name, value in tensors.items()}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_message_survives_the_wire_and_the_state_a_checkpoint(name):
     method, about = methods.registry.make(name), setup()
-    state = method.server_update(method.server_start(about), [mps_upload(0, 1, {0, 1})], 1, about)
-    restored = wire.decode(wire.encode(state))
+    state = updated(method, method.start(about), [mps_upload(0, 1, {0, 1})], 1, about)
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(packed(state, "", tensors))
+    restored = type(state)(**unpacked(json.loads(tree), tensors))
+    sent, sent_after = (wire.encode(method.exchange.message(s, 0, 2)) for s in (state, restored))
+    assert sent == sent_after == wire.encode(wire.decode(sent))
     uploads = [mps_upload(0, 2, {1, 2}), mps_upload(1, 3, {2})]
-    one, other = (method.server_update(s, uploads, 2, about) for s in (state, restored))
-    assert wire.encode(one) == wire.encode(other)
+    one, other = (content_of(updated(method, s, uploads, 2, about)) for s in (state, restored))
+    assert one == other
 
 
 BAD = [
-    ("fedpagr", {"separation": -1}, "separation and entropy must be 0 or more"),
+    ("fedpagr", {"separation": -1}, "separation must be 0 or more"),
+    ("fedpagr", {"entropy": -1}, "entropy must be 0 or more"),
     ("fedpagr", {"margin": 2}, "margin is a cosine"),
     ("fedpagr", {"refine_steps": -1}, "refine_steps must be 0 or more"),
     ("fedpagr", {"refine_lr": 0}, "refine_lr must be above 0"),
     ("fedpagr", {"temperature": -0.1}, "temperature must be 0 or more"),
-    ("fedtgp", {"weight": -1}, "weight and max_margin must be 0 or more"),
-    ("fedtgp", {"server_batch": 0}, "server_epochs and server_batch 1 or more"),
+    ("fedtgp", {"weight": -1}, "weight must be 0 or more"),
+    ("fedtgp", {"max_margin": -1}, "max_margin must be 0 or more"),
+    ("fedtgp", {"server_epochs": 0}, "server_epochs must be 1 or more"),
+    ("fedtgp", {"server_batch": 0}, "server_batch must be 1 or more"),
     ("fedproc", {"rounds_to_ce": 0}, "rounds_to_ce must be 1 or more"),
     ("fedmps", {"soft_weight": -1}, "soft_weight must be 0 or more"),
     ("fedmps", {"soft_temperature": 0}, "temperature and soft_temperature must be above 0"),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed import losses
-from protofed.bank import PrototypeBank
+from protofed.bank import PrototypeBank, unit
 
 torch.set_num_threads(1)
 
@@ -113,6 +113,75 @@ def naive_distance(z, y, bank, banks, weight, metric: str = "mean", target: Call
     return top / bottom if bottom > 0 else 0.0
 
 
+HEAD = torch.randn(D, C, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
+ACCEPTED = (torch.arange(20, dtype=torch.float64) % 3) / 2
+
+
+def logits_of(z: Tensor) -> Tensor:
+    return z @ HEAD.to(z.dtype)
+
+
+def spoilt_like(z: Tensor, values: Tensor) -> Tensor:
+    """Numbers beside each sample that do not depend on it, but are NaN where it is."""
+    return torch.where(z.detach().isnan().any(-1, keepdim=True), torch.nan, values.to(z.dtype))
+
+
+def targets_of(z: Tensor, y: Tensor) -> Tensor:
+    return spoilt_like(z, soft(y))
+
+
+def accepted_of(z: Tensor) -> Tensor:
+    return spoilt_like(z, ACCEPTED[: len(z), None]).squeeze(-1)
+
+
+def naive_logits(z: Tensor, i: int) -> dict[int, float]:
+    return {c: sum(float(z[i, k]) * float(HEAD[k, c]) for k in range(D)) for c in range(C)}
+
+
+def naive_cross_entropy(z, y, bank, banks, weight) -> float:
+    return average([(-log_softmax(naive_logits(z, i))[int(y[i])], float(weight[i])) for i in range(len(y))])
+
+
+def naive_pseudo(z, y, bank, banks, weight) -> float:
+    """Over all samples, not only over the accepted ones."""
+    pairs = []
+    for i in range(len(y)):
+        value = -log_softmax(naive_logits(z, i))[int(y[i])]
+        pairs.append((value * float(ACCEPTED[i]), float(weight[i])))
+    return average(pairs)
+
+
+def naive_divergence(z, y, bank, banks, weight) -> float:
+    pairs = []
+    for i in range(len(y)):
+        log_p, p = log_softmax(naive_logits(z, i)), soft(y)[i].tolist()
+        value = sum(p[c] * (math.log(p[c]) - log_p[c]) for c in range(C))
+        pairs.append((value * float(ACCEPTED[i]), float(weight[i])))
+    return average(pairs)
+
+
+def naive_contrast(z, y, bank, banks, weight, temperature: float = 0.5) -> float:
+    def value(i: int, own: int) -> float:
+        others = {("sample", j): cos(z[i], z[j]) for j in range(len(y)) if j != i and weight[j] > 0}
+        others |= {("prototype", c): cos(z[i], bank.means[c]) for c in known(bank)}
+        log_p = log_softmax({key: v / temperature for key, v in others.items()})
+        positive = [k for k in log_p if (k[0] == "sample" and int(y[k[1]]) == own) or k == ("prototype", own)]
+        return -sum(log_p[k] for k in positive) / len(positive)
+
+    return each(z, y, bank, weight, value)
+
+
+def naive_soft_labels(z, y, bank, banks, weight, temperature: float = 5.0) -> float:
+    def value(i: int, own: int) -> float:
+        teacher = log_softmax({c: float(SOFT[own, c]) / temperature for c in range(C)})
+        log_p = log_softmax({c: v / temperature for c, v in naive_logits(z, i).items()})
+        return sum(math.exp(teacher[c]) * (teacher[c] - log_p[c]) for c in range(C))
+
+    return each(z, y, bank, weight, value)
+
+
+SOFT = torch.randn(C, C, generator=torch.Generator().manual_seed(98), dtype=torch.float64)
+
 # name: (ours, naive), each of (z, y, bank, banks, weight)
 LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
     "alignment": (lambda z, y, b, bs, w: losses.alignment(z, y, b, weight=w), naive_alignment),
@@ -132,6 +201,27 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
         lambda z, y, b, bs, w: each(z, y, b, w, lambda i, c: 1 - cos(z[i], b.means[c])),
     ),
 }
+LOSSES |= {
+    "supervised_contrast": (lambda z, y, b, bs, w: losses.supervised_contrast(z, y, b, weight=w), naive_contrast),
+    "soft_labels": (
+        lambda z, y, b, bs, w: losses.soft_labels(
+            logits_of(z), y, torch.where(b.known[:, None], SOFT.to(z.dtype), torch.nan), b.known, weight=w
+        ),
+        naive_soft_labels,
+    ),
+}
+WITHOUT_BANK: dict[str, tuple[Callable[..., Tensor], Callable[..., float]]] = {
+    "cross_entropy": (lambda z, y, b, bs, w: losses.cross_entropy(logits_of(z), y, weight=w), naive_cross_entropy),
+    "pseudo_cross_entropy": (
+        lambda z, y, b, bs, w: losses.pseudo_cross_entropy(logits_of(z), y, accepted_of(z), weight=w),
+        naive_pseudo,
+    ),
+    "divergence": (
+        lambda z, y, b, bs, w: losses.divergence(targets_of(z, y), logits_of(z), accepted_of(z), weight=w),
+        naive_divergence,
+    ),
+}
+LOSSES |= WITHOUT_BANK
 for _metric in ("mean", "squared", "euclidean"):
     LOSSES[f"distance {_metric}"] = (
         lambda z, y, b, bs, w, m=_metric: losses.distance_cross_entropy(z, y, b, metric=m, weight=w),
@@ -143,6 +233,7 @@ for _metric in ("mean", "squared", "euclidean"):
     )
 
 every = pytest.mark.parametrize("name", LOSSES)
+with_bank = pytest.mark.parametrize("name", [name for name in LOSSES if name not in WITHOUT_BANK])
 levels = pytest.mark.parametrize("level", ["some", "all", "none"])
 
 
@@ -232,7 +323,7 @@ def test_no_weight_is_weight_one(name):
 
 
 # --- where there is nothing to learn from -----------------------------------------------------------------------------
-@every
+@with_bank
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_known_gives_zero_and_zero_gradients(name, dtype):
     ours, _ = LOSSES[name]
@@ -243,7 +334,9 @@ def test_nothing_known_gives_zero_and_zero_gradients(name, dtype):
     assert not any(bool(part.any()) for part in parts)
 
 
-@pytest.mark.parametrize("name", [n for n in LOSSES if n != "uniformity" and "soft" not in n])
+@pytest.mark.parametrize(
+    "name", [n for n in LOSSES if n != "uniformity" and " soft" not in n and n not in WITHOUT_BANK]
+)
 def test_no_sample_of_a_known_class_gives_zero(name):
     """Other than in an empty bank, the softmax has known classes here, only not those of the batch."""
     ours, _ = LOSSES[name]
@@ -268,6 +361,39 @@ def test_embeddings_on_their_prototypes_have_finite_gradients(name):
     _, y, bank, banks, weight = make(5, "all")
     for part in value_and_gradients(ours, bank.means[y], y, bank, banks, weight):
         assert bool(torch.isfinite(part).all())
+
+
+# --- precision --------------------------------------------------------------------------------------------------------
+PRECISION = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-4, torch.float64: 1e-9}
+
+
+@every
+@levels
+@pytest.mark.parametrize("dtype", PRECISION)
+def test_every_precision(name, level, dtype):
+    """The value is that of the same numbers in double precision, and neither padding nor an unknown row is read."""
+    ours, _ = LOSSES[name]
+    z, y, bank, banks, weight = make(2, level)
+    z, bank, banks = z.to(dtype), *(PrototypeBank(b.means.to(dtype), b.counts.to(dtype)) for b in (bank, banks))
+    exact = ours(z.double(), y, *(PrototypeBank(b.means.double(), b.counts.double()) for b in (bank, banks)), weight)
+    spoilt = [PrototypeBank(torch.where(b.known[..., None], b.means, torch.nan), b.counts) for b in (bank, banks)]
+    dirty = torch.where((weight > 0)[:, None], z, torch.nan)
+    value, to_z, *_ = value_and_gradients(ours, dirty, y, *spoilt, weight)
+    assert float(value) == pytest.approx(float(exact), rel=PRECISION[dtype], abs=PRECISION[dtype])
+    assert bool(torch.isfinite(to_z).all()) and not bool(to_z[weight == 0].any())
+    if dtype != torch.float16:  # which cannot hold the slope of a cosine at zero, a million
+        for part in value_and_gradients(ours, torch.zeros_like(z), y, bank, banks, weight):
+            assert bool(torch.isfinite(part).all())
+
+
+@pytest.mark.parametrize("dtype", PRECISION)
+def test_a_zero_row_stays_zero(dtype):
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=dtype, requires_grad=True)
+    rows = unit(x)
+    assert rows.dtype == dtype and rows[0].tolist() == [0, 0]
+    torch.testing.assert_close(rows[1].double(), torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=1e-2, atol=0)
+    (gradient,) = torch.autograd.grad(rows.sum(), x)
+    assert bool(torch.isfinite(gradient[1]).all()) and not bool(gradient.isnan().any())
 
 
 # --- vmap -------------------------------------------------------------------------------------------------------------

@@ -127,22 +127,29 @@ def test_marks_come_and_go():
     both = Bundle(weights={**marked(weights, 1), **marked({"a": torch.full((3,), 7.0)}, 11)})
     assert for_architecture(both, 1).weights.keys() == {"a", "b"}
     assert for_architecture(both, 11).weights["a"].shape == (3,)
+    helpers = Bundle(models={"helper0": marked(weights, 1), "helper1": marked({"a": torch.full((3,), 7.0)}, 11)})
+    assert for_architecture(helpers, 1).models["helper0"].keys() == {"a", "b"}
+    assert for_architecture(helpers, 11).models["helper1"]["a"].shape == (3,)
 
 
 def test_weights_are_averaged_within_each_architecture():
     """Naively: train each client from its architecture's start, average by size among its like."""
     settings = settings_for("fedavg", rounds=1, shot_spread=3.0)
     _, federation = build(settings.with_engine(LOOP))
-    downloads, _ = federation._send(range(5), 1)
+    downloads, _ = federation.downloads(range(5), 1)
+    assert downloads.clients == list(range(5)) and len(set(downloads.audience.values())) == 2
     sizes = [sum(4 * v.numel() for v in start.values()) for start in federation.engine.starts]
-    for client, message in downloads.items():
-        assert wire.sizes(message)["weights"] == sizes[federation.engine.owner[client]]
-    outcomes = federation.engine.train(1, downloads)
+    for client in downloads.clients:
+        assert wire.sizes(downloads[client])["weights"] == sizes[federation.engine.owner[client]]
+    outcomes = list(federation.engine.train(downloads))
+    assert [client for client, _ in outcomes] == list(range(5))
+    uploads = {client: wire.decode(outcome.upload) for client, outcome in outcomes}
     federation.step()
     for which in (0, 1):
         mine = [c for c in range(5) if federation.engine.owner[c] == which]
-        sent = [wire.decode(outcomes[c].upload).weights for c in mine]
-        counts = [outcomes[c].num_samples for c in mine]
+        sent = [uploads[c].weights for c in mine]
+        counts = [uploads[c].scalars["samples"] for c in mine]
+        assert counts == [len(federation.data.clients[c].labelled) for c in mine]
         for name in sent[0]:
             mean = sum(w[name] * n for w, n in zip(sent, counts, strict=True)) / sum(counts)
             torch.testing.assert_close(federation.state.weights[f"{which}:{name}"], mean)

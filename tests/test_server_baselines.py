@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,14 +19,17 @@ from protofed import losses, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation.local import Skeleton, TrainingNetwork
-from protofed.methods.base import Batch, Received, Setup, Upload, unlabelled_epochs
-from protofed.methods.fedmatch import HELPER, PSI, FedMatch, FedMatchServer, fixed_input
+from protofed.methods.fedmatch import FedMatch, FedMatchServer, fixed_input
 from protofed.methods.fl2 import FL2, thresholds
 from protofed.methods.pfedknow import PFedKnow, masked, pruned
 from protofed.methods.semifl import SemiFL, beta, partners
+from protofed.methods.server import Setup
+from protofed.models.decomposed import PSI, Decomposed
+from protofed.models.skeleton import Skeleton, TrainingNetwork
+from protofed.parts import Batch, Received, Unlabelled, Upload
 from protofed.wire import Bundle
 from test_engines import ENGINES, LOOP, assert_same, finish, images
+from test_fedmatch import collapsed, updated
 
 C = 4
 AT_SERVER = {
@@ -65,7 +69,7 @@ def weights_of(seed, times=1.0):
     return {n: times * v.detach() for n, v in module(seed).named_parameters()}
 
 
-def batch_of(n=8, padding=1, numbers=2):
+def batch_of(n=8, padding=1, draws=2):
     g = torch.Generator().manual_seed(3)
     u = 4 * torch.randn(n + padding, 6, generator=g)
     nothing = torch.zeros(0)
@@ -77,7 +81,7 @@ def batch_of(n=8, padding=1, numbers=2):
         weak=u + 0.1 * torch.randn(u.shape, generator=g),
         strong=u + torch.randn(u.shape, generator=g),
         unlabelled_weight=torch.tensor([1.0] * n + [0.0] * padding),
-        numbers=torch.rand(n + padding, numbers, generator=g),
+        draws=torch.rand(n + padding, draws, generator=g),
     )
 
 
@@ -87,7 +91,7 @@ def probabilities(weights, x):
 
 
 def setup_of(weights, clients=3):
-    return Setup(C, 5, (10,) * clients, weights, 0, (0,) * clients)
+    return Setup(C, 5, clients, weights, 0, (0,) * clients)
 
 
 def cross_entropies(logits, labels):
@@ -167,7 +171,7 @@ def test_settings_that_make_no_sense(method, wrong):
 
 
 def test_steps_go_over_the_unlabelled_set_alone():
-    made = list(unlabelled_epochs(11, 2, 4, torch.Generator().manual_seed(0)))
+    made = list(Unlabelled().steps(torch.zeros(0).long(), 11, 2, 4, 1, torch.Generator().manual_seed(0)))
     assert [len(step.unlabelled) for step in made] == [4, 4, 3] * 2 and not any(len(step.labelled) for step in made)
     assert sorted(torch.cat([step.unlabelled for step in made[:3]]).tolist()) == list(range(11))
 
@@ -176,7 +180,7 @@ def test_steps_go_over_the_unlabelled_set_alone():
 def test_no_sure_sample_and_one_class_leave_no_nan(method):
     """No sample is certain; and with one class every sample is, whatever the model."""
     net = network()
-    made = method.client_loss(net, batch_of(), Received(weights=weights_of(1)), 1)
+    made = method.terms(net, batch_of(), Received(weights=weights_of(1)), 1)
     gradient = torch.autograd.grad(
         sum(made.terms.values()), list(net.params.values()), allow_unused=True, materialize_grads=True
     )
@@ -187,7 +191,7 @@ def test_no_sure_sample_and_one_class_leave_no_nan(method):
         assert float(made.terms["sharpness"].detach()) == 0 and made.pseudo.accepted.any()
     single = Skeleton(pf.models.build("mlp", (6,), 1, hidden=[7], embedding=5))
     net = TrainingNetwork(single, single.params)
-    made = method.client_loss(net, batch_of(), Received(weights=single.weights()), 1)
+    made = method.terms(net, batch_of(), Received(weights=single.weights()), 1)
     assert made.pseudo.accepted.all() and float(sum(made.terms.values()).detach()) == pytest.approx(0, abs=1e-6)
 
 
@@ -195,13 +199,13 @@ def test_no_sure_sample_and_one_class_leave_no_nan(method):
 def test_semifl_loss_equals_a_plain_loop():
     method, batch, received = SemiFL(threshold=0.5, mix_weight=0.7), batch_of(), weights_of(1, 2.0)
     net = network()
-    made = method.client_loss(net, batch, Received(weights=received), 1)
+    made = method.terms(net, batch, Received(weights=received), 1)
     p = probabilities(received, batch.unlabelled)
     sure = [i for i in range(8) if float(p[i].max()) >= 0.5]
     assert 0 < len(sure) < 8
     label = p.argmax(-1)
-    share = float(beta_distribution.ppf(float(batch.numbers[0, 1]), 0.75, 0.75))
-    other = [math.floor(8 * float(batch.numbers[i, 0])) for i in range(8)]
+    share = float(beta_distribution.ppf(float(batch.draws[0, 1]), 0.75, 0.75))
+    other = [math.floor(8 * float(batch.draws[i, 0])) for i in range(8)]
     mixed = torch.stack([share * batch.weak[i] + (1 - share) * batch.weak[other[i]] for i in sure])
     with torch.no_grad():
         strong, mix = net(batch.strong[sure]).logits, net(mixed).logits
@@ -237,32 +241,35 @@ def test_semifl_who_is_sure_of_nothing_sits_out():
     method = SemiFL(server_momentum=0.5)
     start = {"w": torch.tensor([10.0]), "bn.running_var": torch.tensor([4.0])}
     setup = setup_of(start)
-    state = method.server_start(setup)
+    state = method.start(setup)
 
     def upload(client, value, confident):
         weights = {"w": torch.tensor([value]), "bn.running_var": torch.tensor([value])}
         return Upload(client, 100 * (client + 1), Bundle(weights=weights, scalars={"confident": confident}))
 
-    state = method.server_update(state, [upload(0, 4.0, 3.0), upload(1, 8.0, 1.0), upload(2, 900.0, 0.0)], 1, setup)
-    assert state.weights["w"].tolist() == [6.0] and method.measures(state, 1) == {"active": 2.0}  # plain mean of two
-    same = method.server_update(state, [upload(2, 900.0, 0.0)], 2, setup)
-    assert same.weights is state.weights and same.tensors is state.tensors and same.scalars["active"] == 0
-    again = method.server_update(same, [upload(0, 5.0, 2.0)], 3, setup)
+    state = updated(method, state, [upload(0, 4.0, 3.0), upload(1, 8.0, 1.0), upload(2, 900.0, 0.0)], 1, setup)
+    assert state.weights["w"].tolist() == [6.0] and method.describe(state, 1).numbers == {
+        "active": 2.0
+    }  # plain mean of two
+    same = updated(method, state, [upload(2, 900.0, 0.0)], 2, setup)
+    assert same.weights is state.weights and same.velocity is state.velocity and same.active == 0
+    again = updated(method, same, [upload(0, 5.0, 2.0)], 3, setup)
     assert again.weights["w"].tolist() == [3.0]  # v = 0.5 · 4 + (6 − 5)
     assert again.weights["bn.running_var"].tolist() == [5.0]  # a variance has no momentum
-    assert set(method.send(again, 0, 4).weights) == set(start) and not method.send(again, 0, 4).tensors
+    sent = method.exchange.message(again, 0, 4)
+    assert set(sent.weights) == set(start) and replace(sent, weights={}).empty
 
 
 def test_semifl_counts_the_confident():
     logits = torch.tensor([[9.0, 0, 0, 0], [1.0, 0, 0, 0], [0, 9.0, 0, 0]])
-    assert SemiFL().client_return(Done(logits), Received(), 1).scalars == {"confident": 2.0}
+    assert SemiFL().returned(Done(logits), Received(), 1).scalars == {"confident": 2.0}
 
 
 def test_semifl_a_federation_in_which_all_sit_out_keeps_the_servers_model():
     _, federation = build(settings_of("semifl", threshold=1.0).with_engine(LOOP))
     record = federation.step()
     assert record.measures["active"] == 0 and record.terms["fix"] == record.terms["mix"] == 0
-    assert not any(name.startswith("velocity/") for name in federation.state.tensors)
+    assert not federation.state.velocity
     assert record.up["weights"] == record.down["weights"] > 0
 
 
@@ -293,7 +300,7 @@ def test_fl2_loss_and_gradient_equal_torch_step_by_step():
     """ASAM as an optimiser does it: up, the gradient there, back."""
     method, batch, received = FL2(threshold=0.6, radius=0.5), batch_of(), weights_of(1, 2.0)
     net = network()
-    made = method.client_loss(net, batch, Received(weights=received), 1)
+    made = method.terms(net, batch, Received(weights=received), 1)
     gradient = torch.autograd.grad(sum(made.terms.values()), list(net.params.values()))
     p = probabilities(received, batch.unlabelled[:8])
     sure, label = p.max(-1)
@@ -328,43 +335,42 @@ def test_fl2_loss_and_gradient_equal_torch_step_by_step():
 
 def test_fl2_clients_count_by_what_they_do_not_know():
     method, setup = FL2(server_momentum=0.0), setup_of({"w": torch.zeros(1)})
-    state = method.server_start(setup)
+    state = method.start(setup)
 
     def upload(client, value, status):
         return Upload(client, 1 + 99 * client, Bundle(weights={"w": torch.tensor([value])}, scalars={"status": status}))
 
-    after = method.server_update(state, [upload(0, 1.0, 0.4), upload(1, 5.0, 0.8)], 1, setup)
+    after = updated(method, state, [upload(0, 1.0, 0.4), upload(1, 5.0, 0.8)], 1, setup)
     assert after.weights["w"].tolist() == pytest.approx([(0.6 * 1 + 0.2 * 5) / 0.8])
-    certain = method.server_update(state, [upload(0, 1.0, 1.0), upload(1, 5.0, 1.0)], 1, setup)
+    certain = updated(method, state, [upload(0, 1.0, 1.0), upload(1, 5.0, 1.0)], 1, setup)
     assert certain.weights["w"].tolist() == [3.0]
     logits = torch.randn(6, C, generator=torch.Generator().manual_seed(0))
-    status = method.client_return(Done(logits), Received(), 1).scalars["status"]
+    status = method.returned(Done(logits), Received(), 1).scalars["status"]
     assert status == pytest.approx(sum(float(row.softmax(-1).max()) for row in logits) / 6)
 
 
 # --- FedMatch with labels at the server -----------------------------------------------------------------------------
 def halves_network(method, seed=0):
-    skeleton = Skeleton(module(seed))
-    expanded = method.expand(skeleton.weights(), skeleton.params)
-    psi = {n: v.clone().requires_grad_() for n, v in expanded.items() if n.startswith(PSI)}
-    return TrainingNetwork(skeleton, {**skeleton.params, **psi})
+    skeleton = Skeleton(Decomposed(module(seed), method.predict.halves))
+    return TrainingNetwork(skeleton, skeleton.params)
 
 
 def test_fedmatch_server_each_half_learns_in_its_place():
     method, net = FedMatchServer(threshold=0.3), halves_network(FedMatchServer())
     names = list(net.params)
     received = Received(weights={n: p.detach() for n, p in net.params.items()})
-    made = method.client_loss(net, batch_of(), received, 1)
+    made = method.terms(net, batch_of(), received, 1)
     assert set(made.terms) == {"l1", "l2", "agreement", "helpers"}
     at_client = torch.autograd.grad(
         sum(made.terms.values()), list(net.params.values()), allow_unused=True, materialize_grads=True
     )
     x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 3, 0])
-    terms = method.server_loss(net, Batch(x, y, torch.ones(5)), Bundle(), 1)
+    state = method.start(setup_of(received.weights))
+    terms = method.teacher.terms(net, Batch(x, y, torch.ones(5)), state, 1)
     at_server = torch.autograd.grad(terms["ce"], list(net.params.values()), allow_unused=True, materialize_grads=True)
     for name, client, server in zip(names, at_client, at_server, strict=True):
         assert bool(client.any()) == name.startswith(PSI) and bool(server.any()) != name.startswith(PSI), name
-    whole = functional_call(module(), dict(method.collapse(received.weights)), (x,)).logits
+    whole = functional_call(module(), collapsed(received.weights), (x,)).logits
     assert terms["ce"].item() == pytest.approx(10 * float(nn.functional.cross_entropy(whole, y)), rel=1e-5)
     psi = [p for n, p in net.params.items() if n.startswith(PSI)]
     assert made.terms["l1"].item() == pytest.approx(1e-5 * sum(p.abs().sum().item() for p in psi), rel=1e-5)
@@ -376,34 +382,38 @@ def test_fedmatch_server_only_psi_returns():
     size = sum(v.numel() for n, v in federation.state.weights.items() if n.startswith(PSI))
     first, second = federation.step(), federation.step()
     assert first.down["weights"] == 4 * 4 * 2 * size and second.down["weights"] == 4 * 4 * (2 + 2) * size
-    assert first.up["weights"] == 0 and first.up["scalars"] == 4 * 4 * (size + C)
-    kept = federation.engine.clients[0].memory.weights
-    assert {n.split("/")[0] for n in kept} == {f"{HELPER}0", f"{HELPER}1"} and all(f"/{PSI}" in n for n in kept)
+    assert first.up["weights"] == 4 * 4 * size and first.up["scalars"] == 4 * (4 * C + 8)  # 8 bytes: how many samples
+    kept = federation.engine.states[0].memory.models
+    assert set(kept) == {"helper0", "helper1"} and all(n.startswith(PSI) for own in kept.values() for n in own)
 
 
 def test_fedmatch_server_averages_psi_and_leaves_sigma():
     method = FedMatchServer()
-    start = method.expand({"b": torch.ones(2), "a": torch.ones(2, 2), "buffer": torch.ones(1)}, ["b", "a"])
+    start = {"b": torch.ones(2), "a": torch.ones(2, 2), "buffer": torch.ones(1)}
+    start |= {PSI + n: 0.2 * start[n] for n in ("b", "a")}
     setup = setup_of(start)
-    state = method.server_start(setup)
+    expected = method.exchange.expected("up", {"classes": C, "dim": 5, "others": 2}, start)
+    state = method.start(setup)
     uploads = []
     for client, size in ((0, 1), (2, 3)):
         psi = {PSI + "a": torch.full((2, 2), float(client)), PSI + "b": torch.tensor([client + 0.5, 7.0])}
         done = Done(weights={**start, **psi, "a": torch.full((2, 2), 99.0)})
         done.outputs = lambda: (None, Batch(torch.zeros(0, 6), torch.zeros(0), torch.zeros(0)))
         done.run = lambda x: pf.models.Output(x, torch.ones(len(x), C))
-        sent = method.client_return(done, Received(), 1)
-        sent = wire.decode(wire.encode(sent), "client", wire.Expected(C, 5, method.travels, required=method.required))
+        sent = method.returned(done, Received(), 1)
+        assert set(sent.weights) == set(psi)
+        sent = wire.decode(wire.encode(replace(sent, scalars={"samples": float(size)})), "client", expected)
         uploads.append(Upload(client, size, sent))
-    after = method.server_update(state, uploads, 1, setup)
+    after = updated(method, state, uploads, 1, setup)
     assert after.weights[PSI + "a"].tolist() == [[1.5, 1.5]] * 2 and after.weights[PSI + "b"].tolist() == [2.0, 7.0]
     assert all(torch.equal(after.weights[n], start[n]) for n in ("a", "b", "buffer"))
-    sent = method.send(after, 1, 2).weights
-    assert {n for n in sent if n.startswith(HELPER)} == {f"{HELPER}{k}/{PSI}{n}" for k in (0, 1) for n in "ab"}
-    models = method._helpers(Received(weights=sent))
+    sent = method.exchange.message(after, 1, 2)
+    assert set(sent.weights) == set(start)
+    assert {k: set(own) for k, own in sent.models.items()} == {f"helper{k}": {PSI + "a", PSI + "b"} for k in (0, 1)}
+    models = method.helper_models(Received(weights=sent.weights, models=sent.models))
     assert torch.equal(models[1]["a"], start["a"]) and models[1][PSI + "b"].tolist() == [2.5, 7.0]
     trained = Done(weights={**{n: v + 1 for n, v in start.items()}})
-    own = method.server_trained(after, trained, 2).weights
+    own = method.teacher.learnt(after, trained, 2).weights
     assert torch.equal(own["a"], start["a"] + 1) and torch.equal(own[PSI + "a"], after.weights[PSI + "a"])
 
 
@@ -434,10 +444,10 @@ def test_pfedknow_loss_equals_a_plain_loop():
     method, batch = PFedKnow(threshold=0.8, distillation=0.6, temperature=2.0), batch_of()
     server, own = weights_of(1, 1.5), pruned(weights_of(2, 2.0), 0.3)
     neighbours = [weights_of(5, 2.0), weights_of(6, 2.0)]
-    sent = {f"{HELPER}{k}/{n}": v for k, model in enumerate(neighbours) for n, v in model.items()}
-    received = Received(weights={**server, **sent}, memory=Bundle(weights=own, scalars={"pruned": 1.0}))
+    sent = {f"helper{k}": model for k, model in enumerate(neighbours)}
+    received = Received(weights=server, models=sent, memory=Bundle(weights=own, scalars={"pruned": 1.0}))
     net = network()
-    made = method.client_loss(net, batch, received, 2)
+    made = method.terms(net, batch, received, 2)
     p = probabilities(own, batch.unlabelled[:8])
     sure = [i for i in range(8) if float(p[i].max()) >= 0.8]
     assert 0 < len(sure) < 8
@@ -457,7 +467,7 @@ def test_pfedknow_loss_equals_a_plain_loop():
 
 def test_pfedknow_takes_all_samples_where_it_is_sure_of_none():
     net, received = network(), Received(weights=weights_of(1))
-    made = PFedKnow(threshold=1.0).client_loss(net, batch_of(), received, 1)
+    made = PFedKnow(threshold=1.0).terms(net, batch_of(), received, 1)
     assert made.pseudo.accepted.all() and made.terms["pseudo"].item() > 0 and made.terms["neighbours"].item() == 0
 
 
@@ -466,28 +476,28 @@ def test_pfedknow_what_is_pruned_stays_so():
     _, federation = build(settings_of("pfedknow", prune_times=2, rounds=4, participation=1.0).with_engine(LOOP))
     densities = []
     for _ in range(4):
-        before = {c: s.memory.weights for c, s in federation.engine.clients.items()}
+        before = {c: s.memory.weights for c, s in federation.engine.states.items()}
         record = federation.step()
         densities.append(record.measures["density"])
-        for client, state in federation.engine.clients.items():
+        for client, state in federation.engine.states.items():
             for name, value in state.weights.items():
                 if client in before and value.ndim > 1:
                     assert not value[before[client][name] == 0].any(), name
                     assert value[before[client][name] != 0].all(), name
     assert densities[0] == 1 and densities[3] == densities[2] < densities[1] < densities[0]
     assert densities[1] == pytest.approx(0.8, abs=0.02) and densities[2] == pytest.approx(0.64, abs=0.04)
-    models = [s.weights["head.weight"] for s in federation.engine.clients.values()]
+    models = [s.weights["head.weight"] for s in federation.engine.states.values()]
     assert not any(torch.equal(models[0], other) for other in models[1:])  # each has its own
 
 
 def test_pfedknow_starts_from_the_server_once_and_averages_nothing():
     method = PFedKnow()
-    first = method.client_start(
-        {"w": torch.zeros(1)}, Received(weights={"w": torch.ones(1), "helper0/w": torch.ones(1)})
+    first = method.begin(
+        {"w": torch.zeros(1)}, Received(weights={"w": torch.ones(1)}, models={"helper0": {"w": torch.full((1,), 9.0)}})
     )
     assert set(first) == {"w"} and first["w"].tolist() == [1.0]
     memory = Bundle(weights={"w": torch.full((1,), 5.0)})
-    assert method.client_start(first, Received(weights={"w": torch.ones(1)}, memory=memory))["w"].tolist() == [5.0]
+    assert method.begin(first, Received(weights={"w": torch.ones(1)}, memory=memory))["w"].tolist() == [5.0]
     setup = setup_of({"w": torch.ones(1)})
     uploads = [
         Upload(
@@ -497,8 +507,9 @@ def test_pfedknow_starts_from_the_server_once_and_averages_nothing():
         )
         for c in range(3)
     ]
-    state = method.server_update(method.server_start(setup), uploads, 1, setup)
+    state = updated(method, method.start(setup), uploads, 1, setup)
     assert state.weights["w"].tolist() == [1.0]
-    sent = method.send(state, 2, 2).weights  # the nearest by response first, never its own
-    assert {n: v.tolist() for n, v in sent.items()} == {"w": [1.0], "helper0/w": [1.0], "helper1/w": [0.0]}
+    sent = method.exchange.message(state, 2, 2)  # the nearest by response first, never its own
+    assert {n: v.tolist() for n, v in sent.weights.items()} == {"w": [1.0]}
+    assert {k: own["w"].tolist() for k, own in sent.models.items()} == {"helper0": [1.0], "helper1": [0.0]}
     assert masked({"w": torch.ones(2, 2)}, {})["w"].sum() == 4

@@ -6,6 +6,7 @@ import json
 import resource
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from protofed import wire
 from protofed.bank import PrototypeBank
-from protofed.wire import Bundle, Expected, WireError, decode, encode, sizes
+from protofed.wire import Bundle, Exchange, Expected, Part, WireError, decode, encode, sizes
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.bool)
@@ -60,6 +61,11 @@ BUNDLES = st.builds(
     weights=st.dictionaries(NAMES, tensors(), max_size=3),
     tensors=st.dictionaries(NAMES, tensors(), max_size=3),
     scalars=st.dictionaries(NAMES, st.floats(allow_nan=False) | st.integers(-(2**53), 2**53), max_size=3),
+    models=st.dictionaries(
+        NAMES.filter(lambda name: "/" not in name),
+        st.dictionaries(NAMES, tensors(), min_size=1, max_size=3),
+        max_size=2,
+    ),
 )
 
 
@@ -73,7 +79,9 @@ def same_bundle(a: Bundle, b: Bundle) -> None:
     for name, bank in a.all_banks().items():
         same(bank.means, b.all_banks()[name].means)
         same(bank.counts, b.all_banks()[name].counts)
-    for mine, other in ((a.weights, b.weights), (a.tensors, b.tensors)):
+    assert a.models.keys() == b.models.keys()
+    models = [(own, b.models[name]) for name, own in a.models.items()]
+    for mine, other in ((a.weights, b.weights), (a.tensors, b.tensors), *models):
         assert mine.keys() == other.keys()
         for name in mine:
             same(mine[name], other[name])
@@ -108,7 +116,8 @@ def test_sizes_are_the_whole_message(bundle: Bundle) -> None:
     assert sum(count.values()) == len(message) and set(count) <= set(wire.KINDS)
     rows = [(int(b.known.sum()), b) for b in bundle.all_banks().values()]
     assert count["prototypes"] == sum(n * b.dim * b.means.element_size() for n, b in rows)
-    assert count["weights"] == sum(w.numel() * w.element_size() for w in bundle.weights.values())
+    values = [w for own in (bundle.weights, *bundle.models.values()) for w in own.values()]
+    assert count["weights"] == sum(w.numel() * w.element_size() for w in values)
     small = sum(n * (4 + b.counts.element_size()) for n, b in rows)
     small += sum(t.numel() * t.element_size() for t in bundle.tensors.values())
     assert count["scalars"] == small + 8 * len(bundle.scalars)
@@ -173,6 +182,7 @@ EXAMPLE = encode(
         {"w": torch.ones(2, 2)},
         {"t": torch.arange(3)},
         {"s": 0.5},
+        {"helper0": {"w": torch.ones(2, 2)}},
     )
 )
 
@@ -230,6 +240,11 @@ def test_any_json_as_header_or_description(value: object) -> None:
         only_wire_errors(framed(header))
     about = {"version": 1, "banks": value}
     only_wire_errors(framed({"__metadata__": {"protofed": json.dumps(about)}}))
+
+
+def expecting(*parts: Part, template: Mapping[str, Tensor] | None = None, **sizes: int) -> Expected:
+    """What a client expects of a server that sends these parts."""
+    return Exchange(down=parts).expected("down", sizes, template or {})
 
 
 def framed(header: object, body: bytes = b"") -> bytes:
@@ -311,7 +326,7 @@ def test_many_banks_share_one_limit() -> None:
 
 def test_with_expectations_a_shape_is_checked_before_memory_is_taken() -> None:
     message = crafted({"": [2**12, 2**12]}, bank_entries(torch.zeros(0, 2**12), [], []))
-    expected = Expected(10, 50, ("bank",))
+    expected = expecting(wire.bank(), classes=10, dim=50)
     refused(lambda: decode(message, "client 7", expected), "client 7: bank has shape [4096, 4096]; expected [10, 50]")
 
 
@@ -342,6 +357,8 @@ ONE = torch.ones(1, 2)
         (crafted({}, {"other:x": (ONE, [1, 2])}), "not part of a message"),
         (crafted({}, {"scalar:x": (ONE, [1, 2])}), "not part of a message"),
         (crafted({}, {"scalar:x": (torch.ones(1), [])}), "not part of a message"),
+        (crafted({}, {"model:x": (ONE, [1, 2])}), ""),
+        (crafted({}, {"model:x/w": (ONE, [1, 2])}), ""),
         (crafted({}, version=2), "version 2"),
         (crafted([]), ""),
         (framed({}), "__metadata__"),
@@ -357,7 +374,7 @@ def test_crafted_descriptions(message: bytes, says: str) -> None:
 def test_names_from_outside_cannot_fill_or_forge_a_log() -> None:
     forged = "x\nclient 1: fine\x1b[2J" + "y" * 10_000
     bundle = Bundle(tensors={forged: torch.zeros(1)}, banks={forged: PrototypeBank.empty(2, 2)})
-    expected = Expected(2, 2, ())
+    expected = expecting()
     refused(lambda: decode(encode(bundle), "client 7", expected), "client 7: ")
     refused(lambda: expected.check(Bundle(scalars={forged: 1.0}), "client 7"), "client 7: ")
     refused(lambda: decode(crafted({forged: [1]}), "client 7"), "client 7: ")
@@ -373,13 +390,19 @@ def bank(means: object = 1.0, counts: object = 1.0, dtype: torch.dtype = torch.f
     return PrototypeBank(torch.full((C, D), 1.0, dtype=dtype) * means, torch.ones(C, dtype=dtype) * counts)  # type: ignore[operator]
 
 
-EXPECTED = Expected(
-    C,
-    D,
-    ("bank", "banks.peers", "banks.second", "weights", "tensors.soft", "tensors.free", "scalars.loss"),
-    weights={"w": torch.empty(2, 2, device="meta"), "n": torch.empty((), dtype=torch.int64)},
-    tensors={"soft": torch.empty(C, C)},
-    banks={"peers": (None, C, D), "second": (C, 5)},
+TEMPLATE = {"w": torch.empty(2, 2, device="meta"), "n": torch.empty((), dtype=torch.int64)}
+EXPECTED = expecting(
+    wire.bank(optional=True),
+    wire.bank("peers", (None, "classes", "dim"), optional=True),
+    wire.bank("second", ("classes", 5), optional=True),
+    wire.weights(optional=True),
+    wire.models(optional=True),
+    wire.array("soft", "classes", "classes", optional=True),
+    wire.array("free", None, optional=True),
+    wire.number("loss", optional=True),
+    template=TEMPLATE,
+    classes=C,
+    dim=D,
 )
 WEIGHTS = {"w": torch.ones(2, 2), "n": torch.tensor(3)}
 
@@ -389,10 +412,12 @@ def test_what_was_asked_for_passes() -> None:
         bank(),
         {"peers": PrototypeBank.stack([bank(), bank()]), "second": PrototypeBank.empty(C, 5)},
         WEIGHTS,
-        {"soft": torch.zeros(C, C), "free": torch.arange(4)},
+        {"soft": torch.zeros(C, C), "free": torch.arange(4.0)},
         {"loss": -1e300},
+        {"helper0": WEIGHTS, "helper1": WEIGHTS},
     )
-    for bundle in (full, Bundle(), Bundle(bank()), Bundle(PrototypeBank.empty(C, D)), Bundle(weights=WEIGHTS)):
+    alone = [Bundle(bank()), Bundle(PrototypeBank.empty(C, D)), Bundle(weights=WEIGHTS), Bundle(models={"a": WEIGHTS})]
+    for bundle in (full, Bundle(), *alone):
         EXPECTED.check(bundle, "client 7")
         same_bundle(decode(encode(bundle), "client 7", EXPECTED), bundle)
 
@@ -417,7 +442,7 @@ NAN, INF = float("nan"), float("inf")
         (Bundle(PrototypeBank(torch.ones(C, D), torch.ones(C, dtype=torch.int64))), "counts torch.int64"),
         (Bundle(banks={"peers": bank()}), "bank 'peers' has shape [3, 2]; expected [any, 3, 2]"),
         (Bundle(banks={"second": bank()}), "bank 'second' has shape [3, 2]; expected [3, 5]"),
-        (Bundle(banks={"third": bank()}), "'banks.third', which this method does not exchange"),
+        (Bundle(banks={"third": bank()}), "'third', which this method does not exchange"),
         (Bundle(weights={"w": torch.ones(2, 2)}), "weight 'n' is missing"),
         (Bundle(weights={**WEIGHTS, "v": torch.ones(1)}), "weight 'v' was not asked for"),
         (Bundle(weights={**WEIGHTS, "w": torch.ones(4)}), "weight 'w' has shape [4]; expected [2, 2]"),
@@ -431,12 +456,33 @@ NAN, INF = float("nan"), float("inf")
         (Bundle(tensors={"soft": torch.zeros(C)}), "tensor 'soft' has shape [3]; expected [3, 3]"),
         (Bundle(tensors={"soft": torch.zeros(C, C).half()}), "tensor 'soft' is torch.float16; expected torch.float32"),
         (Bundle(tensors={"free": torch.tensor([NAN])}), "tensor 'free' holds NaN"),
-        (Bundle(tensors={"free": torch.tensor([True])}), "torch.bool; expected numbers"),
-        (Bundle(tensors={"free": torch.zeros(2).to(torch.float8_e5m2)}), "torch.float8_e5m2; expected numbers"),
-        (Bundle(tensors={"other": torch.zeros(1)}), "'tensors.other', which this method does not exchange"),
+        (Bundle(tensors={"free": torch.zeros(2, 2)}), "tensor 'free' has shape [2, 2]; expected [any]"),
+        (Bundle(tensors={"free": torch.tensor([True])}), "tensor 'free' is torch.bool; expected torch.float32"),
+        (
+            Bundle(tensors={"free": torch.zeros(2).to(torch.float8_e5m2)}),
+            "tensor 'free' is torch.float8_e5m2; expected torch.float32",
+        ),
+        (Bundle(tensors={"other": torch.zeros(1)}), "'other', which this method does not exchange"),
         (Bundle(scalars={"loss": NAN}), "scalar 'loss' is nan"),
         (Bundle(scalars={"loss": -INF}), "scalar 'loss' is -inf"),
-        (Bundle(scalars={"other": 1.0}), "'scalars.other', which this method does not exchange"),
+        (Bundle(scalars={"other": 1.0}), "'other', which this method does not exchange"),
+        (Bundle(models={"a": {"w": torch.ones(2, 2)}}), "model 'a': weight 'n' is missing"),
+        (Bundle(models={"a": WEIGHTS, "b": {}}), "model 'b': weight 'n' is missing"),
+        (Bundle(models={"a": {**WEIGHTS, "v": torch.ones(1)}}), "model 'a': weight 'v' was not asked for"),
+        (
+            Bundle(models={"a": {**WEIGHTS, "w": torch.ones(4)}}),
+            "model 'a': weight 'w' has shape [4]; expected [2, 2]",
+        ),
+        (
+            Bundle(models={"a": {**WEIGHTS, "w": torch.tensor([[0.0, NAN], [0, 0]])}}),
+            "model 'a': weight 'w' holds NaN or infinity",
+        ),
+        # by the right name, but of another kind
+        (Bundle(scalars={"soft": 1.0}), "'soft', which this method does not exchange"),
+        (Bundle(tensors={"loss": torch.zeros(1)}), "'loss', which this method does not exchange"),
+        (Bundle(tensors={"bank": torch.zeros(C, D)}), "'bank', which this method does not exchange"),
+        (Bundle(banks={"bank": bank()}), "'bank', which this method does not exchange"),
+        (Bundle(banks={"weights": bank()}), "'weights', which this method does not exchange"),
     ],
 )
 def test_what_was_not_asked_for_names_the_client_and_the_part(bundle: Bundle, says: str) -> None:
@@ -444,12 +490,35 @@ def test_what_was_not_asked_for_names_the_client_and_the_part(bundle: Bundle, sa
 
 
 def test_parts_a_method_does_not_exchange() -> None:
-    nothing = Expected(C, D, ())
+    nothing = expecting(classes=C, dim=D)
     refused(
         lambda: nothing.check(Bundle(bank()), "client 7"), "client 7: sent 'bank', which this method does not exchange"
     )
     refused(lambda: nothing.check(Bundle(weights=WEIGHTS), "client 7"), "client 7: sent 'weights'")
+    refused(lambda: nothing.check(Bundle(models={"a": WEIGHTS}), "client 7"), "client 7: sent 'models'")
     nothing.check(Bundle(), "client 7")
+
+
+def test_what_comes_up_is_not_what_goes_down() -> None:
+    exchange = Exchange(down=(wire.bank(),), up=(wire.weights(),))
+    down, up = (exchange.expected(way, {"classes": C, "dim": D}, WEIGHTS) for way in ("down", "up"))
+    down.check(Bundle(bank()), "server")
+    up.check(Bundle(weights=WEIGHTS, scalars={"samples": 3.0}), "client 7")
+    refused(lambda: down.check(Bundle(bank(), weights=WEIGHTS), "server"), "sent 'weights'")
+    refused(lambda: down.check(Bundle(bank(), scalars={"samples": 3.0}), "server"), "sent 'samples'")
+    refused(lambda: up.check(Bundle(bank(), weights=WEIGHTS), "client 7"), "sent 'bank'")
+    silent = Exchange().expected("up", {}, {})
+    silent.check(Bundle(), "client 7")
+    refused(lambda: silent.check(Bundle(scalars={"samples": 3.0}), "client 7"), "sent 'samples'")
+
+
+def test_a_part_of_the_weights() -> None:
+    """Names that do not begin with the prefix are neither needed nor taken."""
+    template = {"w": torch.zeros(2), "psi.w": torch.zeros(2)}
+    half = expecting(wire.weights(prefix="psi."), template=template)
+    half.check(Bundle(weights={"psi.w": torch.ones(2)}), "client 7")
+    refused(lambda: half.check(Bundle(weights=template), "client 7"), "weight 'w' was not asked for")
+    refused(lambda: half.check(Bundle(weights={"w": torch.ones(2)}), "client 7"), "client 7: weight 'psi.w' is missing")
 
 
 def test_negative_counts_over_the_wire() -> None:
@@ -458,10 +527,19 @@ def test_negative_counts_over_the_wire() -> None:
 
 
 def test_parts_that_must_be_there() -> None:
-    needs = Expected(C, D, ("bank", "weights"), weights=WEIGHTS, required=("bank", "weights"))
-    needs.check(Bundle(bank(), weights=WEIGHTS), "client 7")
-    refused(lambda: needs.check(Bundle(bank()), "client 7"), "client 7: sent no weights")
-    refused(lambda: needs.check(Bundle(weights=WEIGHTS), "client 7"), "client 7: sent no bank")
+    exchange = Exchange(up=(wire.bank(), wire.weights(), wire.number("loss", optional=True)))
+    needs = exchange.expected("up", {"classes": C, "dim": D}, WEIGHTS)
+    size = {"samples": 3.0}
+    needs.check(Bundle(bank(), weights=WEIGHTS, scalars=size), "client 7")
+    needs.check(Bundle(bank(), weights=WEIGHTS, scalars={**size, "loss": 0.5}), "client 7")
+    refused(lambda: needs.check(Bundle(bank(), scalars=size), "client 7"), "client 7: sent no weights")
+    refused(lambda: needs.check(Bundle(weights=WEIGHTS, scalars=size), "client 7"), "client 7: sent no bank")
+    refused(lambda: needs.check(Bundle(bank(), weights=WEIGHTS), "client 7"), "client 7: sent no samples")
+    other = Bundle(weights=WEIGHTS, banks={"bank": bank()}, scalars=size)
+    refused(lambda: needs.check(other, "client 7"), "client 7: ")
+    partial = replace(needs, partial=True)  # what is sent for an evaluation
+    partial.check(Bundle(bank()), "client 7")
+    refused(lambda: partial.check(Bundle(bank(NAN)), "client 7"), "bank holds NaN")
 
 
 @QUICK
@@ -477,7 +555,7 @@ def test_nothing_to_say_travels_as_nothing() -> None:
     assert encode(Bundle()) == b""
     assert decode(b"").empty
     assert sum(sizes(b"").values()) == 0
-    needed = Expected(3, 2, ("bank",), required=("bank",))
+    needed = expecting(wire.bank(), classes=3, dim=2)
     refused(lambda: decode(b"", "client 7", needed), "client 7: ")
 
 
@@ -509,7 +587,8 @@ def rolled(bundle: Bundle, k: int) -> Bundle:
     banks = {n: PrototypeBank(b.means.roll(k, -2), b.counts.roll(k, -1)) for n, b in bundle.banks.items()}
     main = bundle.bank and PrototypeBank(bundle.bank.means.roll(k, -2), bundle.bank.counts.roll(k, -1))
     weights, tensors = ({n: v.roll(k) for n, v in part.items()} for part in (bundle.weights, bundle.tensors))
-    return Bundle(main, banks, weights, tensors, {n: v / 2**k for n, v in bundle.scalars.items()})
+    models = {name: {n: v.roll(k) for n, v in own.items()} for name, own in bundle.models.items()}
+    return Bundle(main, banks, weights, tensors, {n: v / 2**k for n, v in bundle.scalars.items()}, models)
 
 
 @QUICK

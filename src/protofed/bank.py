@@ -16,12 +16,15 @@ from torch.utils import _pytree as pytree
 TINY = 1e-12
 
 
+def single(x: Tensor) -> Tensor:
+    """Half precision as single precision: the square of a small number would be 0 in float16."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def unit(x: Tensor) -> Tensor:
-    """Rows on the unit sphere; a zero row stays zero, and its gradient stays finite. Half precision is computed in single,
-    as the square of a small number would be 0 in it."""
-    if x.dtype in (torch.float16, torch.bfloat16):
-        return unit(x.float()).to(x.dtype)
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True).clamp_min(TINY))
+    """Rows on the unit sphere; a zero row stays zero, and its gradient stays finite."""
+    wide = single(x)
+    return (wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True).clamp_min(TINY))).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class PrototypeBank:
         if metric == "cosine":
             d = 1 - unit(z) @ unit(self.means).transpose(-1, -2)
         elif metric in ("squared", "euclidean"):
-            p = self.means
+            z, p = single(z), single(self.means)
             d = (z * z).sum(-1)[..., :, None] - 2 * z @ p.transpose(-1, -2) + (p * p).sum(-1)[..., None, :]
             d = d.clamp_min(0)
             d = torch.sqrt(d + TINY) if metric == "euclidean" else d

@@ -4,6 +4,8 @@ Shapes are those of one client, `z[n, d]`, `y[n]`, `bank.means[C, d]`; `torch.fu
 Each loss is the mean over the samples whose class the bank knows, 0 where there is none. `weight[n]` weighs samples;
 one of weight 0 is padding and touches neither value nor gradient, whatever stands in it.
 
+Half precision (float16, bfloat16) is computed, and given back, in single precision, as `torch.autocast` does with losses.
+
 Masks stand in place of branches. What a mask hides is replaced before it is used and not only afterwards, because
 `0 · ∞` in a backward pass is NaN.
 """
@@ -16,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .bank import PrototypeBank, unit
+from .bank import PrototypeBank, single, unit
 
 INF = float("inf")
 
@@ -120,7 +122,7 @@ def distance_cross_entropy(
     log_p = torch.where(bank.known, _distance_log_softmax(z, bank, metric), 0.0)
     if not target.is_floating_point():
         return _mean(-_pick(log_p, target), weight * bank.known[target])
-    target = torch.where(bank.known & (weight > 0)[:, None], target, 0.0)
+    target = torch.where(bank.known & (weight > 0)[:, None], single(target), 0.0)
     total = (weight * target.sum(-1)).sum()
     return -(weight * (target * log_p).sum(-1)).sum() / torch.where(total > 0, total, 1.0)
 
@@ -143,17 +145,16 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
 def pseudo_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor, weight: Tensor | None = None) -> Tensor:
     """Cross-entropy with pseudo-labels, summed over the accepted samples and divided by all: FixMatch; Fed-ARPL Eq. 1."""
     logits, weight = _samples(logits, weight)
-    total = weight.sum()
-    value = -_pick(logits.log_softmax(-1), label) * accepted.to(logits.dtype)
-    return (weight * value).sum() / torch.where(total > 0, total, 1.0)
+    value = -_pick(logits.log_softmax(-1), label) * _of_samples(accepted, weight).to(logits.dtype)
+    return _mean(value, weight)
 
 
 def divergence(target: Tensor, logits: Tensor, accepted: Tensor, weight: Tensor | None = None) -> Tensor:
     """KL(target ‖ softmax(logits)), `target [n, C]` probabilities, averaged like `pseudo_cross_entropy` (FedMatch)."""
     logits, weight = _samples(logits, weight)
-    total = weight.sum()
+    target = torch.where((weight > 0)[:, None], single(target), 0.0)
     value = torch.xlogy(target, target).sum(-1) - (target * logits.log_softmax(-1)).sum(-1)
-    return (weight * value * accepted.to(logits.dtype)).sum() / torch.where(total > 0, total, 1.0)
+    return _mean(value * _of_samples(accepted, weight).to(logits.dtype), weight)
 
 
 # --- contrast within the batch, and soft labels -----------------------------------------------------------------------
@@ -185,7 +186,7 @@ def soft_labels(
     Rows exist where `known[C]`. Without the factor T² that distillation often has.
     """
     logits, weight = _samples(logits, weight)
-    target = (torch.where(known[:, None], targets, 0.0)[y] / temperature).log_softmax(-1)
+    target = (torch.where(known[:, None], single(targets), 0.0)[y] / temperature).log_softmax(-1)
     divergence = (target.exp() * (target - (logits / temperature).log_softmax(-1))).sum(-1)
     return _mean(divergence, weight * known[y])
 
@@ -212,16 +213,22 @@ def ascent(
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 def _samples(z: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Rows of padding become zeros, so that nothing in them reaches a value or a gradient."""
+    """Rows of padding become zeros, so that nothing in them reaches a value or a gradient; half precision becomes single."""
+    z = single(z)
     if weight is None:
         return z, z.new_ones(z.shape[0])
     weight = weight.to(z.dtype)
     return torch.where((weight > 0)[:, None], z, 0.0), weight
 
 
+def _of_samples(values: Tensor, weight: Tensor) -> Tensor:
+    """One number a sample, 0 for padding."""
+    return torch.where(weight > 0, values.to(weight.dtype), 0.0)
+
+
 def _means(bank: PrototypeBank) -> Tensor:
-    """The prototypes, with zeros where a class is unknown."""
-    return torch.where(bank.known[..., None], bank.means, 0.0)
+    """The prototypes, with zeros where a class is unknown, at least in single precision."""
+    return torch.where(bank.known[..., None], single(bank.means), 0.0)
 
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
@@ -242,12 +249,14 @@ def _log_softmax(logits: Tensor, known: Tensor) -> Tensor:
 
 
 def _cosine_log_softmax(z: Tensor, bank: PrototypeBank, scale: float) -> Tensor:
-    cosine = unit(z) @ unit(_means(bank)).transpose(-1, -2)
+    cosine = unit(single(z)) @ unit(_means(bank)).transpose(-1, -2)
     return _log_softmax(scale * cosine, bank.known[..., None, :])
 
 
 def _distance_log_softmax(z: Tensor, bank: PrototypeBank, metric: str) -> Tensor:
     if metric not in ("mean", "squared", "euclidean"):
         raise ValueError(f"metric must be mean, squared or euclidean, not {metric!r}")
-    distance = replace(bank, means=_means(bank)).distances(z, "euclidean" if metric == "euclidean" else "squared")
+    distance = replace(bank, means=_means(bank)).distances(
+        single(z), "euclidean" if metric == "euclidean" else "squared"
+    )
     return _log_softmax(-distance / (bank.dim if metric == "mean" else 1), bank.known[..., None, :])

@@ -32,6 +32,7 @@ from ..models.base import ModelSpec
 from ..parts import Reduce
 from ..parts.filters import Filter
 from ..registry import Registry, as_options, as_text, first_problem, parse_part
+from ..schedules import Ramp
 from . import architectures
 
 if sys.version_info >= (3, 11):
@@ -436,16 +437,14 @@ def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> d
         spec = fields.get(key)
         if spec is None:
             continue
-        if (
-            isinstance(value, Mapping)
-            and dataclasses.is_dataclass(spec.default)
-            and not isinstance(spec.default, Reduce)
-        ):
-            defaults = dataclasses.asdict(spec.default)  # type: ignore[arg-type]
+        if isinstance(value, Mapping) and isinstance(spec.default, Ramp):
+            defaults = dataclasses.asdict(spec.default)
             for part in value:
                 if part not in defaults:
                     raise unknown(f"setting of {key!r}:", part, defaults)
             merged[key] = {**defaults, **value}
+        elif isinstance(value, Mapping) and isinstance(spec.default, int | float):  # a weight becomes a schedule
+            merged[key] = {"start": 0, "maximum": spec.default, **value}
         elif isinstance(value, int | float) and isinstance(spec.default, tuple):
             merged[key] = [value]
     return merged

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -87,7 +87,11 @@ class Clip(Filter):
 class Quantise(Filter):
     """Rows of prototypes, and of weights that are matrices or kernels, as integers with one scale a row."""
 
-    bits: Literal[8, 16] = 8
+    bits: int = 8  # or 16
+
+    def __post_init__(self) -> None:
+        if self.bits not in (8, 16):
+            raise ValueError("bits must be 8 or 16")
 
     @property
     def dtype(self) -> torch.dtype:
