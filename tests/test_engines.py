@@ -28,7 +28,7 @@ from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.choose import EngineSettings
 from protofed.methods.base import registry as method_registry
-from protofed.methods.server import Shared, state
+from protofed.methods.server import State, state
 from protofed.models import convolution
 from protofed.models.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
 from protofed.models.skeleton import Skeleton
@@ -157,21 +157,23 @@ def test_client_memory_own_models_and_a_different_download_for_each(engine):
     """What the interface must carry: state a client keeps, and messages that differ from client to client."""
 
     @state
-    class Scaled(Shared):
+    class Scaled(State):
         """One bank, which each client is sent scaled by its number."""
 
-        def own(self, client, round):
-            return replace(self.bank, means=self.bank.means * (1 + client / 10))
+        mean: PrototypeBank
+
+        def bank(self, client, round):
+            return replace(self.mean, means=self.mean.means * (1 + client / 10))
 
     @methods.register("personal")
     @dataclass(frozen=True)
     class Personal(methods.fedproto.FedProto):
-        """Each client is sent a bank of its own beside the global one, aligns with it, and counts its rounds."""
+        """Each client is sent a bank scaled by its number, and counts its rounds."""
 
-        exchange: ClassVar[Exchange] = Exchange((pf.wire.bank("own", each=True),), (pf.wire.bank(),))
+        exchange: ClassVar[Exchange] = Exchange((pf.wire.bank(each=True),), (pf.wire.bank(),))
 
         def terms(self, net, batch, received, round):
-            terms = super().terms(net, batch, replace(received, bank=received.banks["own"]), round)
+            terms = super().terms(net, batch, received, round)
             return {**terms, "memory": 0.01 * received.memory.scalars.get("rounds", 0.0) * terms["ce"]}
 
         def remember(self, trained, received, round):
@@ -179,6 +181,9 @@ def test_client_memory_own_models_and_a_different_download_for_each(engine):
 
         def start(self, setup):
             return Scaled(PrototypeBank.empty(setup.num_classes, setup.dim))
+
+        def update(self, state, reduced, round, setup):
+            return Scaled(reduced.bank.filled_from(state.mean))
 
     try:
         settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})

@@ -112,8 +112,8 @@ def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
 
 def first_problem(error: pydantic.ValidationError) -> str:
     """One of pydantic's complaints in one line. Of a union's it is the deepest, from the member that came nearest."""
-    problem = max(error.errors(), key=lambda p: len(p["loc"]))
-    where = ".".join(map(str, problem["loc"])) or "value"
+    problem = max(error.errors(), key=lambda p: (len(p["loc"]), p["type"] == "value_error"))
+    where = ".".join(str(part) for part in problem["loc"] if part not in ("float", "int", "Ramp")) or "value"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     came = repr(problem["input"])
     came = came if len(came) <= 80 else f"{came[:77]}..."

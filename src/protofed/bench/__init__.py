@@ -12,8 +12,9 @@ from rich.console import Console
 from ..errors import ProtofedError, unknown
 from ..federation.checkpoint import write_atomically
 from . import measure
+from .beside import measure_beside
 from .report import markdown, print_results
-from .workloads import NAMES
+from .workloads import NAMES, TRAINING
 
 __all__ = ["NAMES", "markdown", "measure", "print_results", "run_bench"]
 
@@ -25,9 +26,13 @@ def run_bench(
     quick: bool = False,
     json_file: Path | None = None,
     markdown_file: Path | None = None,
+    beside: Path | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Measure the named workloads (all where none is named), print tables, write the files asked for."""
+    """Measure the named workloads (all where none is named), print tables, write the files asked for.
+
+    With `beside`, another checkout of protofed, training is measured in turns with that one's code instead.
+    """
     console = console or Console()
     for name in workloads:
         if name not in NAMES:
@@ -36,12 +41,16 @@ def run_bench(
         if file is not None and not file.absolute().parent.is_dir():
             raise ProtofedError(f"{file}: its folder does not exist")
     turns = repeats if repeats is not None else 2 if quick else 3
-    results = measure.measure(
-        dict.fromkeys(workloads or NAMES),
-        repeats=turns,
-        quick=quick,
-        say=lambda text: console.print(text, markup=False, style="dim", soft_wrap=True),
-    )
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, style="dim", soft_wrap=True)
+
+    if beside is not None:
+        results = measure_beside(workloads or TRAINING, beside, repeats=turns, quick=quick, say=say)
+        if json_file is not None:
+            write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())
+        return results
+    results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say)
     print_results(results, console)
     if json_file is not None:
         write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())

@@ -172,7 +172,7 @@ def _sweep(
     return sorted(rows, key=lambda row: row["seconds"])
 
 
-def _settled(spec: dict[str, Any]) -> dict[str, Any]:
+def settled(spec: dict[str, Any]) -> dict[str, Any]:
     """The engine's settings after its choice by measurement."""
     process = Process(spec)
     try:
@@ -285,7 +285,7 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
     many, few = labels
     spec: dict[str, Any] = {"kind": "many", "clients": case.many, "quick": quick, "settings": {}}
     # both get the engine that is chosen for many, so that they differ in nothing but their idle clients
-    spec["settings"] = {"engine": "loop"} if quick else _settled(spec)
+    spec["settings"] = {"engine": "loop"} if quick else settled(spec)
     with Field() as field:
         for label, clients in labels.items():
             field.add(label, {**spec, "clients": clients})

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +24,7 @@ class Process:
     """One contender process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        """`spec["source"]`, where given, is another checkout whose code the contender runs."""
         self.about = ""
         self.settled: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -33,6 +35,7 @@ class Process:
             stderr=self._errors,
             text=True,
             start_new_session=True,
+            env={**os.environ, **({"PYTHONPATH": str(Path(spec["source"]) / "src")} if "source" in spec else {})},
         )
 
     def ready(self) -> None:

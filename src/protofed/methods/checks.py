@@ -7,7 +7,7 @@ def not_negative(method: object, *names: str) -> None:
     """Refuse a setting below 0; a schedule never is."""
     for name in names:
         value = getattr(method, name)
-        if isinstance(value, int | float) and value < 0:
+        if isinstance(value, int | float) and not value >= 0:
             raise ValueError(f"{name} must be 0 or more")
 
 

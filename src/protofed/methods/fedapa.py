@@ -17,6 +17,7 @@ from ..parts import CE, Batch, Contrast, Head, Peers, Predict, Received, Reduced
 from ..schedules import Weight, ramp
 from ..wire import Bundle, Exchange, bank
 from .base import Method, register
+from .checks import not_negative
 from .client import Network, Terms, Trained
 from .server import Setup, State, state
 
@@ -56,6 +57,7 @@ class FedAPA(Method):
     variant: Literal["fedapa", "global", "global+clients"] = "fedapa"  # the others are the ablation of Table IV
 
     def __post_init__(self) -> None:
+        not_negative(self, "warm_up")
         if self.temperature <= 0:
             raise ValueError("temperature must be above 0")
 

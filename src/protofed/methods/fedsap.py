@@ -60,7 +60,7 @@ class FedSAP(Method):
             raise ValueError("scale must be above 0; proxy=false switches the term off")
         at_least_one(self, "supervised_rounds")  # pseudo-labels need prototypes
         a_share(self, "margin_quantile", "distance_quantile")
-        not_negative(self, "mix", "consistency")
+        not_negative(self, "alignment", "mix", "consistency")
 
     @property
     def feed(self) -> Feed:
