@@ -11,16 +11,17 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
-from protofed import wire
-from protofed.bank import unit
+from protofed.bank import PrototypeBank, unit
 from protofed.experiment.settings import read_toml
 
 
 def personal(run: Path) -> tuple[float, float]:
     temperature = read_toml(run / "settings.toml")["method"]["temperature"]
     (file,) = run.glob("checkpoint/round-*/server.safetensors")
-    clients = wire.decode(file.read_bytes(), str(file)).banks["clients"]
+    tensors = load_file(file)
+    clients = PrototypeBank(tensors["/reported/means"], tensors["/reported/counts"])
     cosines, own = [], []
     for c in range(clients.num_classes):
         means = unit(clients.means[clients.known[:, c], c])

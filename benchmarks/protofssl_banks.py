@@ -30,14 +30,14 @@ def main(folders: list[str]) -> None:
         z = engine.skeleton.outputs(x).embedding
 
         def accuracy(banks: PrototypeBank) -> float:
-            return float((method.prototype_scores(z, banks).argmax(-1) == y).float().mean())  # noqa: B023
+            return float((method.predict.scores(z, banks).argmax(-1) == y).float().mean())  # noqa: B023
 
         made = []
         for client in data.clients:
             samples, labels = client.labelled.take()
             embedding = engine.skeleton.outputs(samples).embedding
             made.append(PrototypeBank.from_embeddings(embedding, labels, data.num_classes))
-        helpers = federation.state.banks["helpers"]
+        helpers = federation.state.helpers
         several = PrototypeBank.stack(made)
         print(
             f"{Path(name).parent.name}/{Path(name).name}, round {federation.round}: by {len(helpers.counts)} helpers "

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
+import pkgutil
 import re
 import runpy
 import shlex
 import sys
 import types
+import typing
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +26,11 @@ import protofed as pf
 from protofed import methods, wire
 from protofed.cli import app
 from protofed.experiment.compare import compare_grid, parse_axes, parse_words, sweep_grid
-from protofed.experiment.settings import REGISTRIES, General, combine, parse_pairs, read_toml, resolve
+from protofed.experiment.settings import PARTS, REGISTRIES, General, combine, parse_pairs, read_toml, resolve
+from protofed.parts import Reduce
+from protofed.parts.filters import Filter
+from protofed.registry import as_text
+from protofed.schedules import Ramp, Weight
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -113,7 +121,7 @@ def test_an_example_runs(name, place, capsys):
 
 def test_the_example_method_is_the_one_in_contributing_and_runs_on_the_command_line(place, capsys):
     assert EXAMPLE in [b.text + "\n" for b in ALL if b.page.name == "CONTRIBUTING.md"]
-    assert len(EXAMPLE.splitlines()) <= 40
+    assert len(EXAMPLE.splitlines()) <= 25
     runpy.run_path("examples/own_method.py", run_name="mine")
     words = ["run", "fedproto-cosine", "weight=0.5", "rounds=1", "clients=3", "--out", "cosine"]
     typer.main.get_command(app)(words, standalone_mode=False)
@@ -180,6 +188,11 @@ def test_a_command_uses_what_exists(line, place):
     resolve(parsed.get("method", "local"), {**given, **parse_pairs(parsed["settings"] or ())})
 
 
+def is_weight(entry: type, option: str) -> bool:
+    """Whether a setting is the weight of a loss term, which may be a schedule."""
+    return typing.get_type_hints(entry)[option] == Weight
+
+
 def test_commands_were_found():
     assert len(COMMANDS) > 30
 
@@ -188,10 +201,10 @@ def test_keys_in_running_text_exist():
     known = {*General.model_fields, *REGISTRIES, "key", "out", "jobs", "config"}
     for kind, registry in REGISTRIES.items():
         for name in registry.names():
-            for option, spec in registry.options(name).items():
+            for option in registry.options(name):
                 known |= {option, f"{kind}.{option}", f"{name}.{option}"}
-                if dataclasses.is_dataclass(spec.default):
-                    known |= {f"{option}.{f.name}" for f in dataclasses.fields(spec.default)}
+                if is_weight(REGISTRIES[kind][name], option):
+                    known |= {f"{option}.{f.name}" for f in dataclasses.fields(Ramp)}
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         for code in re.findall(r"`([^`]+)`", text):
@@ -225,7 +238,9 @@ def actual(what: str) -> dict[str, Any]:
     kind, name = what.split()
     result: dict[str, Any] = {}
     for option, spec in REGISTRIES[kind].options(name).items():
-        if dataclasses.is_dataclass(spec.default):
+        if isinstance(spec.default, Reduce):
+            result[option] = as_text(spec.default)
+        elif dataclasses.is_dataclass(spec.default):
             result |= {f"{option}.{k}": v for k, v in dataclasses.asdict(spec.default).items()}  # type: ignore[arg-type]
         else:
             result[option] = as_toml(spec.default)
@@ -355,13 +370,14 @@ def test_included_files_exist():
 WORDS = {  # of what travels, on the page about privacy
     "weights": "weights",
     "bank": "prototypes",
-    "banks.low": "two levels",
-    "banks.peers": "other clients",
-    "banks.helpers": "other clients",
-    "tensors.response": "response",
-    "tensors.psi": "half of the weights",
-    "tensors.soft_labels": "soft labels",
-    "scalars.confident": "confident",
+    "low": "two levels",
+    "peers": "other clients",
+    "helpers": "other clients",
+    "models": "other clients",
+    "response": "response",
+    "psi.": "half of",
+    "soft_labels": "soft labels",
+    "confident": "confident",
 }
 
 
@@ -370,13 +386,83 @@ def test_the_page_about_privacy_says_what_travels():
     rows = dict(re.findall(r"^\| \[([\w-]+)\]\([^)]*\) \| (.*) \|$", page, re.MULTILINE))
     assert set(rows) == set(methods.available())
     for name, row in rows.items():
-        method = methods.registry[name]()
+        exchange = methods.registry[name]().exchange
         sent, own = row.split(" | ")
-        if not method.asks_clients or not method.travels:
-            assert sent.startswith("nothing")
-            continue
-        for what in method.travels:
-            assert WORDS.get(what, what.removeprefix("scalars.")) in sent, (name, what)
-        for what in ("weights", "prototypes", "response", "soft labels"):
-            assert (what in sent) == any(what in WORDS.get(w, "") for w in method.travels), (name, what)
-        assert (own == "stays") == method.private_model, name
+        assert (own == "stays") == exchange.keeps_model, name
+        assert sent.startswith("nothing") == (not exchange.up), name
+        parts = {what for part in (*exchange.down, *exchange.up) for what in (part.name, part.prefix) if what}
+        for what in parts:
+            assert WORDS.get(what, what) in sent, (name, what)
+        for word in ("weights", "prototypes", "response", "soft labels", "half of"):
+            assert (word in sent) == any(word in WORDS.get(what, "") for what in parts), (name, word)
+
+
+# --- methods ----------------------------------------------------------------------------------------------------------
+def rows_under(mark: str) -> list[list[str]]:
+    """The cells of the table under a mark on the page about the architecture."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.split(f"<!-- {mark} -->\n\n")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
+
+
+def test_the_table_of_a_methods_members_is_complete():
+    listed = [re.match(r"`(\w+)", row[0])[1] for row in rows_under("members")]  # type: ignore[index]
+    members = [name for name, value in vars(methods.Method).items() if callable(value) or isinstance(value, property)]
+    assert sorted(listed) == sorted(name for name in members if not name.startswith("_")) and len(listed) == 12
+    assert listed[:5] == list(PARTS)
+    for row, name in zip(rows_under("members")[5:], listed[5:], strict=True):
+        wanted = list(inspect.signature(getattr(methods.Method, name)).parameters)[1:]
+        assert row[0] == f"`{name}({', '.join(wanted)})`"
+
+
+def test_which_methods_are_additive():
+    listed = [re.findall(r"`([\w-]+)`", row[1]) for row in rows_under("reduces")]
+    kinds: dict[str, int] = {}
+    for name in methods.available():
+        method = methods.registry[name]()
+        averages = getattr(method.reduce, "averages", False)
+        kinds[name] = 3 if not method.exchange.up else 0 if method.reduce.additive else 1 if averages else 2
+    assert listed == [[name for name in kinds if kinds[name] == kind] for kind in range(4)]
+
+
+def test_what_is_said_of_reduces_and_filters_works():
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    reduces = re.findall(r"^\| `([^`]+)`", text.split("| `reduce=` |")[1].split("\n\n")[0], flags=re.M)
+    assert {entry.split("?")[0] for entry in reduces} == set(Reduce.registry.names())
+    for entry in reduces:
+        assert as_text(resolve("fedproto", {"reduce": entry}).method.reduce) == entry
+    filters = re.findall(r"^\| `([^`]+)`", text.split("| filter |")[1].split("\n\n")[0], flags=re.M)
+    assert {entry.split("?")[0] for entry in filters} == set(Filter.registry.names())
+    assert resolve("fedproto", {"filters": filters}).general.filters == tuple(filters)
+    having = [name for name in methods.available() if "reduce" in methods.registry.options(name)]
+    assert len(having) == 10  # as pages say
+    shares = {"fl2", "semifl"}
+    additive = {name for name in methods.available() if methods.registry[name]().reduce.additive}
+    assert set(having) == additive - shares
+
+
+def test_every_page_of_a_method_names_its_parts_and_what_exists():
+    """A name in code of a class, and of a function of it, is one that there is."""
+    homes = [importlib.import_module(f"protofed.methods.{m.name}") for m in pkgutil.iter_modules(methods.__path__)]
+    classes = {n: value for home in homes for n, value in vars(home).items() if isinstance(value, type)}
+    for page in (ROOT / "docs" / "methods").glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        assert "**Parts.**" in text, page.name
+        for owner, name in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
+            if owner in classes:
+                assert hasattr(classes[owner], name), f"{page.name}: `{owner}.{name}`"
+        for room, name in re.findall(r"`(parts|losses|aggregate|schedules)\.(\w+)", text):
+            assert hasattr(importlib.import_module(f"protofed.{room}"), name), f"{page.name}: `{room}.{name}`"
+
+
+def test_no_page_speaks_of_the_earlier_interface():
+    old = (
+        "client_loss client_start client_return client_remember server_start server_update server_loss server_trained "
+    )
+    old += (
+        "server_training_epochs private_model evaluation_bank prototype_scores bank_shapes tensor_shapes client_banks "
+    )
+    old += "tuning_epochs paired_epochs uploaded_banks( SharedBank SharedModel aggregation= num_samples wire.py"
+    for page in (*PAGES, ROOT / "examples" / "own_method.py", *(ROOT / "benchmarks").glob("*.py")):
+        text = page.read_text(encoding="utf-8")
+        assert [word for word in old.split() if word in text] == [], page.name

@@ -16,7 +16,7 @@ from ..data.types import ClientData, FederatedData, Samples
 from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..methods.base import Method
-from ..models.base import ModelSpec, Output
+from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
 from ..models.skeleton import Skeleton
 from ..wire import Bundle, Message
@@ -130,7 +130,7 @@ class PlainEngine:
         self.start: Mapping[str, Tensor] = self.skeleton.weights()
         self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
         self.owner: tuple[int, ...] = (0,) * len(self.data.clients)
-        self.parameters: tuple[int, ...] = (sum(p.numel() for p in self.skeleton.module.parameters()),)
+        self.parameters: tuple[int, ...] = (parameter_count(self.skeleton.module),)
         sizes = {"classes": self.data.num_classes, "dim": self.dim, "others": len(self.data.clients) - 1}
         self.expected = self.method.exchange.expected("down", sizes, self.start)
         self.states: MutableMapping[int, ClientState] = {}

@@ -209,7 +209,8 @@ def finished(
     if not upload.empty:
         samples = float(client_size(learner.feed, data))
         upload = left(task.filters, replace(upload, scalars={**upload.scalars, SAMPLES: samples}), received)
-    memory = learner.remember(trained, received, round).copied()
+    memory = learner.remember(trained, received, round)
+    memory = memory if memory.empty else memory.copied()
     own = {name: value.clone() for name, value in trained.weights.items()} if task.keeps_model else {}
     state = ClientState(own, done.optimiser, memory, trained.own_bank if task.keeps_model else None)
     return state, Outcome(wire.encode(upload), done.terms, "", done.pseudo)

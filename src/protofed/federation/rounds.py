@@ -32,7 +32,7 @@ from .mixed import for_architecture, marked
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is described: it costs time at each evaluation
-CHUNK, CHUNK_BYTES = 4, 2**26  # uploads that are read together: so many, and as many more as have so many bytes
+CHUNK, CHUNK_BYTES = 2, 2**26  # uploads that are read together: so many, and as many more as have so many bytes
 
 
 @dataclass
@@ -185,6 +185,7 @@ class Federation:
     def _train(self, downloads: Downloads, running: Running, received: Receipt) -> None:
         """Train the clients and reduce what they return as it comes, a few uploads at a time."""
         waiting: dict[int, wire.Message] = {}
+        size = 0
         for client, outcome in self.engine.train(downloads):
             received.outcomes[client] = replace(outcome, upload=None)
             if outcome.upload is None:
@@ -192,9 +193,10 @@ class Federation:
                 log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
                 continue
             waiting[client] = outcome.upload
-            if len(waiting) >= CHUNK and sum(map(len, waiting.values())) >= CHUNK_BYTES:
+            size += len(outcome.upload)
+            if len(waiting) >= CHUNK and size >= CHUNK_BYTES:
                 self._receive(waiting, running, received)
-                waiting = {}
+                waiting, size = {}, 0
         if waiting:
             self._receive(waiting, running, received)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from ..wire import Exchange, weights
+from ..wire import Exchange, bank, weights
 from .base import Method, register
 from .checks import at_least_one
-from .semifl import cross_entropy, with_trained_weights
-from .server import Teacher
+from .client import Trained
+from .semifl import cross_entropy
+from .server import Shared, Teacher
 
 
 @register("server-only")
@@ -17,7 +18,7 @@ from .server import Teacher
 class ServerOnly(Method):
     """The server trains on its own labels and asks no client: what labels at the server are worth by themselves."""
 
-    exchange: ClassVar[Exchange] = Exchange(down=(weights(),), keeps_model=False)
+    exchange: ClassVar[Exchange] = Exchange(down=(weights(), bank()), keeps_model=False)
 
     epochs_at_server: int = 5
 
@@ -26,4 +27,8 @@ class ServerOnly(Method):
 
     @property
     def teacher(self) -> Teacher:
-        return Teacher(self.epochs_at_server, cross_entropy, with_trained_weights)
+        return Teacher(self.epochs_at_server, cross_entropy, self.learnt)
+
+    def learnt(self, state: Shared, trained: Trained, round: int) -> Shared:
+        """The server's model, and the prototypes of its labelled samples."""
+        return replace(state, weights={**state.weights, **trained.weights}, bank=trained.bank())

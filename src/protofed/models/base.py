@@ -225,7 +225,8 @@ def _describe(value: object) -> str:
 
 
 def parameter_count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+    """How many parameters a model has; of one in two halves, how many the model has that they stand for."""
+    return sum(p.numel() for p in getattr(model, "undivided", model).parameters())
 
 
 def at_least(owner: str, minimum: float, **settings: float) -> None:

@@ -30,10 +30,18 @@ class Decomposed(nn.Module):
         self.psi = _tree({name: nn.Parameter(start * p.detach()) for name, p in trained.items()})
         self.names = tuple(trained)
 
+    @property
+    def undivided(self) -> nn.Module:
+        """The model itself, whose parameters are σ."""
+        return self.whole[0]
+
     def forward(self, x: Tensor, **options: Any) -> Any:
+        module = self.undivided
+        module.training = self.training  # it is no submodule: `train` and `eval` do not reach it
         own = dict(self.named_parameters())
         halves = {name: own[name] + own[PSI + name] for name in self.names}
-        return functional_call(self.whole[0], halves, (x,), options)
+        direct = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
+        return functional_call(module, {**direct, **halves}, (x,), options)
 
 
 def _tree(parameters: dict[str, nn.Parameter]) -> nn.Module:
