@@ -25,4 +25,4 @@ if __name__ == "__main__":  # a comparison starts processes of its own, and they
         seeds=2,
     )
     for method, runs in comparison.results.items():
-        print(method, *(f"head {r.accuracy:.1%}, prototype {r.accuracy_prototype:.1%}" for r in runs), sep="  ")
+        print(method, *(f"head {r.accuracy_head:.1%}, prototype {r.accuracy_prototype:.1%}" for r in runs), sep="  ")

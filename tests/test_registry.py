@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from protofed.errors import ProtofedError
-from protofed.registry import Registry, coerce
+from protofed.registry import Registry, as_options, as_text, coerce, parse_choice, parse_part
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,66 @@ def test_a_name_with_capitals_or_underscores_is_found() -> None:
 
     assert things["My_Thing"] is things["my-thing"] is Thing
     assert things.names() == ["My_Thing"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    registry: ClassVar[Registry[Any]] = Registry("cut")
+    name: ClassVar[str]
+
+
+@Cut.registry.register("slice", paper="Knife, 2020")
+@dataclass(frozen=True)
+class Slice(Cut):
+    width: float = 0.5
+    thin: bool = False
+
+
+@Cut.registry.register("halve")
+@dataclass(frozen=True)
+class Halve(Cut):
+    pass
+
+
+@dataclass(frozen=True)
+class Salad:
+    name: ClassVar[str]
+    cut: Cut = Slice()
+    slope: Slope = Slope()
+    size: int = 2
+
+
+salads: Registry[Salad] = Registry("salad")
+salads.register("green")(Salad)
+
+
+def test_a_part_is_written_as_a_name_with_its_settings() -> None:
+    for text, part in (("slice", Slice()), ("slice?width=2&thin=true", Slice(2.0, True)), ("halve", Halve())):
+        assert parse_part(Cut.registry, text) == part and type(parse_part(Cut.registry, text)) is type(part)
+        assert salads.make("green", {"cut": text}).cut == salads.make("green", {"cut": part}).cut == part
+        assert parse_part(Cut.registry, as_text(part)) == part
+    assert as_text(Slice(2.0)) == "slice?width=2.0&thin=False" and as_text(Halve()) == "halve"
+    assert parse_choice("slice?width=2&thin=no", "cut") == ("slice", {"width": "2", "thin": "no"})
+    assert parse_choice("slice?", "cut") == parse_choice("slice", "cut") == ("slice", {})
+
+
+def test_the_settings_of_an_entry_as_plain_values_make_it_again() -> None:
+    salad = Salad(Slice(2.0), Slope(4), 5)
+    plain = as_options(salad)
+    assert plain == {"cut": "slice?width=2.0&thin=False", "slope": {"start": 4, "maximum": 1.0}, "size": 5}
+    assert salads.make("green", plain) == salad
+
+
+def test_a_wrong_part_is_one_line() -> None:
+    assert "unknown cut 'slise'; did you mean 'slice'?" in refusal(lambda: salads.make("green", {"cut": "slise"}))
+    assert "did you mean 'width'?" in refusal(lambda: salads.make("green", {"cut": "slice?widht=3"}))
+    assert "width='wide'" in refusal(lambda: salads.make("green", {"cut": "slice?width=wide"}))
+    assert "cut 'slice?width': expected key=value" in refusal(lambda: salads.make("green", {"cut": "slice?width"}))
+    assert "cut=3" in refusal(lambda: salads.make("green", {"cut": 3}))
+
+
+def test_papers_are_listed_by_name() -> None:
+    assert Cut.registry.papers == {"slice": "Knife, 2020", "halve": ""}
 
 
 def test_options_lists_what_can_be_set() -> None:

@@ -41,6 +41,36 @@ def test_settings_survive_toml(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "rule", ["mean?by=size", "mean?by=holders", "mean?by=directions", "median", "trimmed?share=0.2"]
+)
+def test_a_reduce_is_written_as_a_word_and_survives_toml(rule, tmp_path):
+    s = resolve("fedproto", {"reduce": rule})
+    name, _, options = rule.partition("?")
+    assert s.method.reduce.name == name and s.to_dict()["method"]["reduce"] == rule
+    assert not options or str(getattr(s.method.reduce, options.split("=")[0])) == options.split("=")[1]
+    (tmp_path / "s.toml").write_text(s.to_toml())
+    assert resolve(None, read_toml(tmp_path / "s.toml")) == s
+
+
+def test_a_reduce_that_the_method_fixes_or_that_makes_no_sense_is_refused_in_a_line():
+    with pytest.raises(
+        ProtofedError, match=r"the reduce of fedapa is fixed by the method; it is a setting of .*fedproto"
+    ):
+        resolve("fedapa", {"reduce": "median"})
+    with pytest.raises(ProtofedError, match="by=directions is for prototypes, and fedavg exchanges weights"):
+        resolve("fedavg", {"reduce": "mean?by=directions"})
+
+
+def test_a_loss_weight_is_a_number_or_a_schedule(tmp_path):
+    ramp = {"shape": "linear", "start": 2, "end": 4, "maximum": 3.0}
+    number, schedule = resolve("fedproto", {"weight": 2}), resolve("fedproto", {"weight": ramp})
+    assert number.method.weight == 2.0 and schedule.method.weight(3) == 1.5
+    for s in (number, schedule):
+        (tmp_path / "s.toml").write_text(s.to_toml())
+        assert resolve(None, read_toml(tmp_path / "s.toml")) == s
+
+
+@pytest.mark.parametrize(
     ("written", "meant"),
     [
         ("mlp?embedding=32", {"name": "mlp", "embedding": 32}),
@@ -120,7 +150,12 @@ def test_keys_of_other_compared_methods_are_passed_over():
         ({"method.scal": 3}, ["scal", "did you mean 'scale'"]),
         ({"alignment.shap": "cosine"}, ["shap", "did you mean 'shape'"]),
         ({"alignment.shape": "cosin"}, ["cosin", "cosine"]),
-        ({"alignment.start": 200}, ["start"]),
+        ({"alignment.start": 200}, ["alignment", "end=100 lies before start=200"]),
+        ({"reduce": "medien"}, ["medien", "did you mean 'median'"]),
+        ({"reduce": "trimmed?shar=0.2"}, ["shar", "did you mean 'share'"]),
+        ({"reduce": "trimmed?share=0.7"}, ["share", "below 0.5"]),
+        ({"reduce": "trimmed?share"}, ["trimmed?share", "key=value"]),
+        ({"feed": "paired"}, ["feed"]),
         ({"scale": -1}, ["scale"]),
         ({"scale": "big"}, ["scale", "number"]),
         ({"model": "mlp?embedding"}, ["mlp?embedding", "key=value", "'embedding'"]),

@@ -31,6 +31,7 @@ from protofed.experiment.compare import (
 )
 from protofed.report import written
 from protofed.schedules import ramp
+from protofed.wire import Exchange, bank, number
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
@@ -319,7 +320,7 @@ def is_running(pid):
 
 def test_kill_9_and_resume_gives_the_same_bytes(tmp_path):
     """Killed with two cells under way: finished cells are kept, orphans end, the results are those of one never killed."""
-    settings = {**QUICK, **FIXED, "rounds": 10, "checkpoint_every": 4, "evaluate_every": 5, "limit_test": 60}
+    settings = {**QUICK, **FIXED, "rounds": 40, "checkpoint_every": 4, "evaluate_every": 5, "limit_test": 60}
     over = {"epochs": [1, 4]}
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = [*(f"{k}={v}" for k, v in settings.items()), "--over", "epochs=1,4", "--seeds", "2", "--jobs", "2"]
@@ -472,12 +473,12 @@ def test_what_travels_may_depend_on_a_methods_settings(call, monkeypatch):
         """Sends what it is told to."""
 
         what: str = "bank"
-        travels = property(lambda self: (self.what, "scalars.told"))
+        exchange = property(lambda self: Exchange(up=(bank(self.what), number("told"))))
 
     monkeypatch.setattr(pf.methods.registry, "_entries", dict(pf.methods.registry._entries))
     pf.methods.register("sends")(Sends)
     code, out, _ = call("methods")
-    assert code == 0 and "bank, scalars.told" in out
+    assert code == 0 and "up: bank, told" in out
 
 
 def test_run_takes_several_files(call, tmp_path):

@@ -79,7 +79,7 @@ def _read(federation: Federation, folder: Path) -> Saved | None:
         state = json.loads((place / "state.json").read_text())
         if state.get("format") != FORMAT:
             raise ProtofedError(f"{place}: checkpoint format {state.get('format')!r}; this version reads {FORMAT}")
-        tensors = safetensors.torch.load_file(place / "server.safetensors")
+        tensors = _tensors(place / "server.safetensors")
         server = type(federation.state)(**unpacked(state["server"], tensors))
         clients = read_states(place / "clients.safetensors")
         _check_states(clients, federation, place / "clients.safetensors")
@@ -121,6 +121,13 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {name: unpacked(v, tensors) for name, v in tree.items()}
 
 
+def _tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(file)
+    except SafetensorError as error:
+        raise ProtofedError(f"{file}: unreadable checkpoint ({error})") from None
+
+
 def written_states(states: Mapping[int, ClientState]) -> bytes:
     """Clients' states as one file."""
     return safetensors.torch.save({k: v for client, state in states.items() for k, v in _pack(client, state)})
@@ -140,7 +147,7 @@ def _pack(client: int, state: ClientState) -> Iterator[tuple[str, Tensor]]:
 def read_states(file: Path) -> dict[int, ClientState]:
     """The states in a file, by client."""
     parts: dict[int, dict[str, dict[str, Tensor]]] = {}
-    for key, value in safetensors.torch.load_file(file).items():
+    for key, value in _tensors(file).items():
         client, part, name = key.split("/", 2)
         parts.setdefault(int(client), {}).setdefault(part, {})[name] = value
     states = {}

@@ -162,7 +162,7 @@ class Mean(Reduce):
                 sums[name] = PrototypeBank(summed, counts)
         clients = total.numbers.get("clients", 0.0)
         scalars = {k.removeprefix("scalar/"): v / clients for k, v in total.numbers.items() if k.startswith("scalar/")}
-        share = sum(v for k, v in total.numbers.items() if k.startswith("share/"))
+        share = total.numbers.get("share", 0.0)
         return Reduced(banks.pop("", None), banks, averaged_weights(total), scalars, sums, share=share)
 
 
@@ -195,7 +195,7 @@ class CoordinateRule(Reduce):
 @Reduce.registry.register("median")
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """The coordinate-wise median: half of the clients may send anything."""
+    """The coordinate-wise median: fewer than half of the clients may send anything."""
 
     def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
         return aggregate.median(banks)
@@ -244,18 +244,16 @@ def weighted_average(uploads: Sequence[Upload], share: Callable[[Upload], float]
 
 
 def add_weights(uploads: Sequence[Upload], share: Callable[[Upload], float], total: Sums) -> None:
-    """Add share · weight of each upload to the sums, in float64, and the shares of each architecture."""
+    """Add share · weight of each upload to the sums, in float64, and the shares behind each weight."""
     pieces: dict[str, list[tuple[tuple[Tensor, ...], float]]] = {}
     for upload in uploads:
         own = share(upload)
-        marks = set()
+        total.numbers["share"] = total.numbers.get("share", 0.0) + own
         for name, value in upload.content.weights.items():
             pieces.setdefault(name, []).append((value.reshape(-1).split(BLOCK), own))
-            marks.add(_architecture(name))
+            total.numbers[f"share/{name}"] = total.numbers.get(f"share/{name}", 0.0) + own
             if f"weight/{name}" not in total.tensors:
                 total.tensors[f"weight/{name}"] = torch.zeros(value.shape, dtype=torch.float64)
-        for mark in marks:
-            total.numbers[f"share/{mark}"] = total.numbers.get(f"share/{mark}", 0.0) + own
     for name, values in pieces.items():
         flat = total.tensors[f"weight/{name}"].view(-1).split(BLOCK)
         for place, part in enumerate(flat):  # a part stays in the cache while all are added to it
@@ -268,11 +266,6 @@ def averaged_weights(total: Sums) -> dict[str, Tensor]:
     weights = {}
     for key, value in total.tensors.items():
         name = key.removeprefix("weight/")
-        if name != key and total.numbers[f"share/{_architecture(name)}"] > 0:
-            weights[name] = (value / total.numbers[f"share/{_architecture(name)}"]).to(torch.float32)
+        if name != key and total.numbers[f"share/{name}"] > 0:
+            weights[name] = (value / total.numbers[f"share/{name}"]).to(torch.float32)
     return weights
-
-
-def _architecture(name: str) -> str:
-    """The mark before a weight's name where clients have several architectures, as in `"2:head.weight"`."""
-    return name[: name.find(":") + 1]

@@ -19,17 +19,8 @@ from .frame import framed, layout, unframed
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
 UNFOLDED = 2**27
 SMALL = 2**16  # bytes of messages that are read together
-NUMBERS = {
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-}
+# Of prototypes; integers are for those that a filter has quantised.
+NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16}
 
 
 def encode(bundle: Bundle) -> bytes:
@@ -48,6 +39,9 @@ def encode(bundle: Bundle) -> bytes:
         tensors[f"bank:{name}:rows"] = rows
         tensors[f"bank:{name}:counts"] = counts if whole else counts[rows.to(counts.device)]
         shapes.append((name, tuple(bank.means.shape)))
+    for model in bundle.models:
+        if "/" in model:
+            raise ValueError(f"model {model!r}: a name with a slash cannot be sent")
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"model:/{model}/{k}": v for model, own in bundle.models.items() for k, v in own.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}

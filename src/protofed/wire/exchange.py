@@ -144,6 +144,8 @@ class Expected:
         """Names, shapes, dtypes, finite values, counts ≥ 0. The error names the sender and the part."""
         if self.shapes_only:
             return
+        if "bank" in bundle.banks:
+            raise WireError(f"{source}: sent 'bank', which this method does not exchange, among further banks")
         found = _parts(bundle)
         for kind, name in found:
             self._allow(kind, name, source)
@@ -161,6 +163,8 @@ class Expected:
         for name, number in bundle.scalars.items():
             if not math.isfinite(number):
                 raise WireError(f"{source}: scalar {name!r} is {number}; expected a finite number")
+            if name == SAMPLES and number < 0:
+                raise WireError(f"{source}: it claims to have trained on {number:g} samples")
 
     def _check_bank(self, name: str, bank: PrototypeBank, source: str) -> None:
         what = _bank_name(name, source)
