@@ -326,7 +326,8 @@ def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, bes
             steps = len(list(planned_steps(task, short(client), client, 1)))
 
             def work() -> None:
-                train_client(task, engine.skeleton, engine.state(client), short(client), received, client, 1)
+                state = engine.state(client)
+                train_client(task, engine.skeleton, state, short(client), received, client, 1, lambda *kept: None)
 
             return _best_time(work) / steps
         assert isinstance(engine, StackEngine)

@@ -23,7 +23,7 @@ from ..wire import Bundle, Message
 from . import judge
 from .batches import Task
 from .judge import Evaluation, SampleSet, samples_of
-from .local import ClientState, Outcome, train_client, trained_client, with_memory
+from .local import ClientState, MemoryStates, Outcome, train_client, trained_client, with_memory
 
 SERVER = -1  # the server's number among the random streams
 DECODED = 2  # messages that stay decoded: most often all clients are sent the same one
@@ -133,7 +133,7 @@ class PlainEngine:
         self.parameters: tuple[int, ...] = (parameter_count(self.skeleton.module),)
         sizes = {"classes": self.data.num_classes, "dim": self.dim, "others": len(self.data.clients) - 1}
         self.expected = self.method.exchange.expected("down", sizes, self.start)
-        self.states: MutableMapping[int, ClientState] = {}
+        self.states: MutableMapping[int, ClientState] = MemoryStates()
         self.decoded: dict[tuple[str, int, int], Bundle] = {}
 
     def _skeleton(self, module: torch.nn.Module) -> Skeleton:
@@ -160,19 +160,13 @@ class PlainEngine:
             return ClientState(self.start)
         return ClientState(self._skeleton(self.inputs.build(client)).weights())
 
-    def keep(self, client: int, state: ClientState | None) -> None:
-        """Keep what is worth keeping of a client; one that failed keeps what it had."""
-        if state is not None and not state.empty:
-            self.states[client] = state
-
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         for client in downloads.clients:
             state = self.state(client)
             received = with_memory(self.message(downloads, client), state.memory)
             data = self.data.clients[client]
-            after, outcome = train_client(self.task, self.skeleton, state, data, received, client, downloads.round)
-            self.keep(client, after)
-            yield client, outcome
+            where = client, downloads.round, self.states.__setitem__
+            yield client, train_client(self.task, self.skeleton, state, data, received, *where)
 
     def teach(self, state: Any, round: int) -> Taught:
         """The server's training is a client's, with the teacher's loss, the server's samples and its state in place of a

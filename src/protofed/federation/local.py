@@ -7,7 +7,7 @@ what a client keeps and sends afterwards (`finished`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -36,7 +36,7 @@ from .optimiser import Optimiser
 
 @dataclass
 class ClientState:
-    """What a client keeps between rounds; it owns its tensors.
+    """What a client keeps between rounds.
 
     `weights` are those of a model of its own (none where it is sent one each round), `bank` its prototypes under that
     model, where training has computed them.
@@ -54,16 +54,33 @@ class ClientState:
 
     def beside_weights(self) -> Bundle:
         """Everything but weights and bank as one bundle, for a message or a file."""
+        if not self.optimiser:
+            return self.memory
         tensors = {**self.memory.tensors, **{f"optimiser/{k}": v for k, v in self.optimiser.items()}}
         return replace(self.memory, tensors=tensors)
 
     @classmethod
     def of(cls, weights: Weights, beside: Bundle, bank: PrototypeBank | None) -> ClientState:
         """A state from its parts."""
+        if beside.empty:
+            return cls(weights, {}, beside, bank)
         mark = "optimiser/"
         optimiser = {k.removeprefix(mark): v for k, v in beside.tensors.items() if k.startswith(mark)}
         tensors = {k: v for k, v in beside.tensors.items() if not k.startswith(mark)}
         return cls(weights, optimiser, replace(beside, tensors=tensors), bank)
+
+
+Keep = Callable[[int, ClientState], None]
+"""Who keeps a client's state; it copies the tensors, which belong to the model in training."""
+
+
+class MemoryStates(dict[int, ClientState]):
+    """Clients' states in memory."""
+
+    def __setitem__(self, client: int, state: ClientState) -> None:
+        weights = {name: value.clone() for name, value in state.weights.items()}
+        memory = state.memory if state.memory.empty else state.memory.copied()
+        super().__setitem__(client, ClientState(weights, state.optimiser, memory, state.bank))
 
 
 @dataclass(frozen=True)
@@ -152,11 +169,19 @@ def with_memory(message: Bundle, memory: Bundle) -> Received:
 
 
 def train_client(
-    task: Task, skeleton: Skeleton, state: ClientState, data: ClientData, received: Received, client: int, round: int
-) -> tuple[ClientState | None, Outcome]:
-    """Train one client: what it keeps, and what it sends. One whose training went to NaN keeps what it had."""
+    task: Task,
+    skeleton: Skeleton,
+    state: ClientState,
+    data: ClientData,
+    received: Received,
+    client: int,
+    round: int,
+    keep: Keep,
+) -> Outcome:
+    """Train one client: `keep` is given what it keeps, and what it sends is in the outcome. One whose training went to NaN
+    keeps what it had."""
     done = trained_client(task, skeleton, state, data, received, client, round)
-    return finished(task, done, data, received, round)
+    return finished(task, done, data, received, client, round, keep)
 
 
 def trained_client(
@@ -199,21 +224,23 @@ def trained_client(
 
 
 def finished(
-    task: Task, done: Training, data: ClientData, received: Received, round: int
-) -> tuple[ClientState | None, Outcome]:
-    """What a client keeps and what it sends after training, as values of their own: no tensor of the model's is left."""
+    task: Task, done: Training, data: ClientData, received: Received, client: int, round: int, keep: Keep
+) -> Outcome:
+    """What a client keeps and what it sends after training. Nothing of the model's own tensors is left: what is sent is
+    encoded, and whoever keeps a state copies it."""
     if done.trained is None:
-        return None, Outcome(None, done.terms, done.failure, done.pseudo)
+        return Outcome(None, done.terms, done.failure, done.pseudo)
     learner, trained = task.learner, done.trained
     upload = learner.returned(trained, received, round)
     if not upload.empty:
         samples = float(client_size(learner.feed, data))
         upload = left(task.filters, replace(upload, scalars={**upload.scalars, SAMPLES: samples}), received)
     memory = learner.remember(trained, received, round)
-    memory = memory if memory.empty else memory.copied()
-    own = {name: value.clone() for name, value in trained.weights.items()} if task.keeps_model else {}
-    state = ClientState(own, done.optimiser, memory, trained.own_bank if task.keeps_model else None)
-    return state, Outcome(wire.encode(upload), done.terms, "", done.pseudo)
+    weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
+    state = ClientState(weights, done.optimiser, memory, bank)
+    if not state.empty:
+        keep(client, state)
+    return Outcome(wire.encode(upload), done.terms, "", done.pseudo)
 
 
 class PseudoLabels:

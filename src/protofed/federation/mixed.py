@@ -18,7 +18,7 @@ from ..evaluate import Scores
 from ..wire import Bundle
 from .engine import Downloads, PlainEngine, Taught
 from .judge import Evaluation
-from .local import ClientState, Outcome
+from .local import ClientState, MemoryStates, Outcome
 
 
 def marked(weights: Mapping[str, Tensor], architecture: int) -> dict[str, Tensor]:
@@ -46,7 +46,7 @@ class MixedEngine:
         self.method, self.data, self.device, self.dim = first.method, first.data, first.device, first.dim
         self.starts: tuple[Mapping[str, Tensor], ...] = tuple(part.start for part in parts)
         self.parameters: tuple[int, ...] = tuple(n for part in parts for n in part.parameters)
-        self.states = {}
+        self.states = MemoryStates()
 
     @property
     def states(self) -> MutableMapping[int, ClientState]:

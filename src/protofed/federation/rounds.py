@@ -187,7 +187,7 @@ class Federation:
         waiting: dict[int, wire.Message] = {}
         size = 0
         for client, outcome in self.engine.train(downloads):
-            received.outcomes[client] = replace(outcome, upload=None)
+            received.outcomes[client] = Outcome(None, outcome.terms, outcome.failure, outcome.pseudo)
             if outcome.upload is None:
                 received.dropped[client] = f"client {client}: {outcome.failure}"
                 log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
@@ -226,7 +226,8 @@ class Federation:
             scalars = dict(content.scalars)
             samples = scalars.pop(SAMPLES, 0.0)
             weights = marked(content.weights, which) if self.mixed else content.weights
-            uploads.append(Upload(client, samples, replace(content, scalars=scalars, weights=weights)))
+            content = Bundle(content.bank, content.banks, weights, content.tensors, scalars, content.models)
+            uploads.append(Upload(client, samples, content))
         if uploads and self.exchange.up:
             running.add(uploads)
 

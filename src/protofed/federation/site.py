@@ -80,7 +80,8 @@ class Site:
     def __init__(self, inputs: Inputs, client: int, states: MutableMapping[int, ClientState] | None = None) -> None:
         self.client = client
         self.engine = PlainEngine(inputs, inputs.build())
-        self.engine.states = {} if states is None else states
+        if states is not None:
+            self.engine.states = states
 
     def _downloads(self, message: Message, purpose: str) -> tuple[Downloads, dict[str, Any]]:
         about, payload = opened(message, f"server's message to client {self.client}")

@@ -475,8 +475,8 @@ class StackEngine(PlainEngine):
         outcomes: dict[int, Outcome] = {}
         for group in self._stacks(jobs, _stackable(jobs)):
             for job, done in zip(group, train_stack(self.task, self.skeleton, group, downloads.round), strict=True):
-                after, outcomes[job.client] = finished(self.task, done, job.data, job.received, downloads.round)
-                self.keep(job.client, after)
+                where = job.client, downloads.round, self.states.__setitem__
+                outcomes[job.client] = finished(self.task, done, job.data, job.received, *where)
         yield from ((client, outcomes[client]) for client in downloads.clients)
 
     def jobs(self, downloads: Downloads) -> list[Job]:

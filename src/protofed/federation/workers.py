@@ -79,7 +79,9 @@ class SharedStates(MutableMapping[int, ClientState]):
     ) -> None:
         """`bank`: classes and width of the clients' prototypes."""
         self.starts, self.owner, self.with_weights, self.bank_shape = starts, owner, with_weights, bank
-        self.sizes = [sum(v.numel() for v in start.values()) + bank[0] * (bank[1] + 1) for start in starts]
+        behind = [bank[0] * bank[1], bank[0]]  # means and counts
+        self.pieces = [[*(value.numel() for value in start.values()), *behind] for start in starts]
+        self.sizes = [sum(pieces) for pieces in self.pieces]
         self.begin = [0, *accumulate(2 * self.sizes[which] for which in owner)]
         self.memory = reserve(self.begin[-1] * 4 if with_weights else 1)
         self.current = mmap.mmap(-1, len(owner))  # per client: 0 no state yet, 1 or 2 which place holds it
@@ -87,13 +89,11 @@ class SharedStates(MutableMapping[int, ClientState]):
         self.extras: dict[int, bytes] = {}  # optimiser and memory; they go with the job
         self.pending: dict[int, int] = {}
 
-    def _place(self, client: int, place: int) -> tuple[Tensor, PrototypeBank]:
-        """The numbers of a model in one place, and the prototypes behind them."""
-        size, (classes, dim) = self.sizes[self.owner[client]], self.bank_shape
+    def _place(self, client: int, place: int) -> Tensor:
+        """The numbers of a client in one place: its model's, then its prototypes'."""
+        size = self.sizes[self.owner[client]]
         offset = (self.begin[client] + (place - 1) * size) * 4
-        whole = torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
-        weights, means, counts = whole.split([size - classes * (dim + 1), classes * dim, classes])
-        return weights, PrototypeBank(means.view(classes, dim), counts)
+        return torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
 
     def __getitem__(self, client: int) -> ClientState:
         place = self.current[client]
@@ -102,22 +102,24 @@ class SharedStates(MutableMapping[int, ClientState]):
         extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
         if not self.with_weights:
             return ClientState.of({}, extra, None)
-        start, (flat, bank) = self.starts[self.owner[client]], self._place(client, place)
-        pieces = flat.split([value.numel() for value in start.values()])
-        weights = {n: p.view(v.shape) for (n, v), p in zip(start.items(), pieces, strict=True)}
-        return ClientState.of(weights, extra, bank if self.banked[3 * client + place] else None)
+        which = self.owner[client]
+        *pieces, means, counts = self._place(client, place).split(self.pieces[which])
+        weights = {n: p.view(v.shape) for (n, v), p in zip(self.starts[which].items(), pieces, strict=True)}
+        bank = PrototypeBank(means.view(self.bank_shape), counts) if self.banked[3 * client + place] else None
+        return ClientState.of(weights, extra, bank)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write beside the current state; `commit` makes it the current one."""
         place = 2 if self.current[client] == 1 else 1
         if self.with_weights:
-            flat, bank = self._place(client, place)
-            names = self.starts[self.owner[client]]
-            torch.cat([state.weights[name].reshape(-1) for name in names], out=flat)
+            values = [state.weights[name].reshape(-1) for name in self.starts[self.owner[client]]]
+            size = self.sizes[self.owner[client]]
+            if state.bank is None:
+                size -= sum(self.pieces[self.owner[client]][-2:])
+            else:
+                values += [state.bank.means.reshape(-1), state.bank.counts]
+            torch.cat(values, out=self._place(client, place)[:size])
             self.banked[3 * client + place] = state.bank is not None
-            if state.bank is not None:
-                bank.means.copy_(state.bank.means)
-                bank.counts.copy_(state.bank.counts)
         self._keep(client, wire.encode(state.beside_weights()))
         self.pending[client] = place
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,8 +46,14 @@ def encode(bundle: Bundle) -> bytes:
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"model:/{model}/{k}": v for model, own in bundle.models.items() for k, v in own.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
-    tensors |= {f"scalar:{k}": torch.tensor(float(v), dtype=torch.float64) for k, v in bundle.scalars.items()}
+    tensors |= {f"scalar:{k}": _number(float(v)) for k, v in bundle.scalars.items()}
     return framed(tensors, tuple(shapes))
+
+
+@lru_cache(maxsize=1024)
+def _number(value: float) -> Tensor:
+    """A number as a tensor; the sample counts of clients are the same every round."""
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
@@ -111,7 +118,8 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
         if kind not in parts or (kind == "scalar" and (value.ndim > 1 or value.dtype != torch.float64)):
             raise ValueError(f"entry {key!r} is not part of a message")
         parts[kind][name] = value
-    bundles = [_bundle({b: whole[k] for b, whole in banks.items()}, parts, k) for k in range(n)]
+    numbers = {name: value.tolist() for name, value in parts.pop("scalar").items()}
+    bundles = [_bundle({b: whole[k] for b, whole in banks.items()}, parts, numbers, k) for k in range(n)]
     if expected is not None:
         expected.check(bundles[0], source)
         if n > 1:  # names and shapes of the others are the first one's; their values are looked at together
@@ -121,14 +129,16 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
     return bundles
 
 
-def _bundle(banks: dict[str, PrototypeBank], parts: dict[str, dict[str, Tensor]], k: int) -> Bundle:
+def _bundle(
+    banks: dict[str, PrototypeBank], parts: dict[str, dict[str, Tensor]], numbers: dict[str, list[float]], k: int
+) -> Bundle:
     """Message k of those that were read together."""
     weights, tensors = ({name: value[k] for name, value in parts[kind].items()} for kind in ("weight", "tensor"))
     models: dict[str, dict[str, Tensor]] = {}
     for name, value in parts["model"].items():
         _, model, own = name.split("/", 2)
         models.setdefault(model, {})[own] = value[k]
-    scalars = {name: float(value[k]) for name, value in parts["scalar"].items()}
+    scalars = {name: values[k] for name, values in numbers.items()}
     return Bundle(banks.pop("", None), banks, weights, tensors, scalars, models)
 
 
