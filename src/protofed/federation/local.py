@@ -233,8 +233,9 @@ def finished(
     learner, trained = task.learner, done.trained
     upload = learner.returned(trained, received, round)
     if not upload.empty:
-        samples = float(client_size(learner.feed, data))
-        upload = left(task.filters, replace(upload, scalars={**upload.scalars, SAMPLES: samples}), received)
+        scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
+        upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
+        upload = left(task.filters, upload, received)
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
     state = ClientState(weights, done.optimiser, memory, bank)

@@ -166,20 +166,20 @@ class Federation:
     ) -> tuple[Downloads, Counter[str]]:
         """What each client is sent, or the named parts of it, encoded once for each audience; and its bytes."""
         messages: list[bytes] = []
-        sizes: list[Counter[str]] = []
         number: dict[Hashable, int] = {}
         audience: dict[int, int] = {}
-        down: Counter[str] = Counter()
         for client in clients:
             which = self.engine.owner[client]
             key = self.exchange.audience(self.state, client, round, names), which
             if key not in number:
                 content = self.exchange.message(self.state, client, round, names)
+                number[key] = len(messages)
                 messages.append(wire.encode(for_architecture(content, which) if self.mixed else content))
-                sizes.append(wire.sizes(messages[-1]))
-                number[key] = len(messages) - 1
             audience[client] = number[key]
-            down.update(sizes[audience[client]])
+        down: Counter[str] = Counter()
+        for which, times in Counter(audience.values()).items():
+            for kind, size in wire.sizes(messages[which]).items():
+                down[kind] += times * size
         return Downloads(round, messages, audience, "train" if names is None else "evaluate"), down
 
     def _train(self, downloads: Downloads, running: Running, received: Receipt) -> None:
@@ -215,7 +215,7 @@ class Federation:
             try:
                 if isinstance(content, wire.WireError):
                     raise content
-                received.bytes.update(wire.sizes(message))
+                wire.add_sizes(received.bytes, message)
                 if self.filters:
                     content = restored(self.filters, content, source)
                     self.expected[which].check(content, source)
@@ -223,8 +223,8 @@ class Federation:
                 received.dropped[client] = str(error)
                 log.warning("round %d: dropped %s", self.round + 1, error)
                 continue
-            scalars = dict(content.scalars)
-            samples = scalars.pop(SAMPLES, 0.0)
+            samples = content.scalars.get(SAMPLES, 0.0)
+            scalars = {name: value for name, value in content.scalars.items() if name != SAMPLES}
             weights = marked(content.weights, which) if self.mixed else content.weights
             content = Bundle(content.bank, content.banks, weights, content.tensors, scalars, content.models)
             uploads.append(Upload(client, samples, content))

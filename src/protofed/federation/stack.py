@@ -446,12 +446,16 @@ class StackedClient:
         own = Output(output.embedding[self.k, :n], output.logits[self.k, :n])
         return own, Batch(samples.take()[0], y[self.k, :n], weight[self.k, :n])
 
-    def bank(self) -> PrototypeBank:
+    @cached_property
+    def _bank(self) -> PrototypeBank:
         return self.stack.banks[self.k]
+
+    def bank(self) -> PrototypeBank:
+        return self._bank
 
     @property
     def own_bank(self) -> PrototypeBank | None:
-        return self.bank() if "banks" in self.stack.__dict__ else None
+        return self.__dict__.get("_bank")
 
     def low_bank(self) -> PrototypeBank:
         return self.stack.low_banks[self.k]

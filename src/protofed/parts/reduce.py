@@ -139,8 +139,9 @@ class Mean(Reduce):
 
     def _lifted_banks(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
         lifted: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
-            banks = PrototypeBank.stack([b[name] for u in uploads if name in (b := u.content.all_banks())])
+        held = [upload.content.all_banks() for upload in uploads]
+        for name in dict.fromkeys(name for own in held for name in own):
+            banks = PrototypeBank.stack([own[name] for own in held if name in own])
             if self.by == "directions":
                 banks = banks.normalised()
             weight = banks.counts.to(banks.means.dtype) if self.by == "size" else None
@@ -247,6 +248,8 @@ def add_weights(uploads: Sequence[Upload], share: Callable[[Upload], float], tot
     """Add share · weight of each upload to the sums, in float64, and the shares behind each weight."""
     pieces: dict[str, list[tuple[tuple[Tensor, ...], float]]] = {}
     for upload in uploads:
+        if not upload.content.weights:
+            continue
         own = share(upload)
         total.numbers["share"] = total.numbers.get("share", 0.0) + own
         for name, value in upload.content.weights.items():

@@ -6,7 +6,7 @@ numbers, other small values and tensors) and `framing` (header and padding), whi
 """
 
 from .bundle import Bundle, Message, WireError
-from .codec import decode, decode_each, encode, sizes
+from .codec import add_sizes, decode, decode_each, encode, sizes
 from .exchange import Exchange, Expected, Part, array, bank, models, number, weights
 from .frame import KINDS
 
@@ -18,6 +18,7 @@ __all__ = [
     "Message",
     "Part",
     "WireError",
+    "add_sizes",
     "array",
     "bank",
     "decode",

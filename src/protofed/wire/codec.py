@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,14 +45,7 @@ def encode(bundle: Bundle) -> bytes:
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"model:/{model}/{k}": v for model, own in bundle.models.items() for k, v in own.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
-    tensors |= {f"scalar:{k}": _number(float(v)) for k, v in bundle.scalars.items()}
-    return framed(tensors, tuple(shapes))
-
-
-@lru_cache(maxsize=1024)
-def _number(value: float) -> Tensor:
-    """A number as a tensor; the sample counts of clients are the same every round."""
-    return torch.tensor(value, dtype=torch.float64)
+    return framed(tensors, {f"scalar:{k}": float(v) for k, v in bundle.scalars.items()}, tuple(shapes))
 
 
 def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
@@ -169,9 +161,17 @@ def _unreadable(source: str, error: Exception) -> WireError:
 
 def sizes(message: Message, source: str = "message") -> Counter[str]:
     """Bytes of an encoded message by kind; they add up to its length."""
-    if not message:
-        return Counter()
-    try:
-        return Counter(layout(message).kinds)
-    except Exception as error:
-        raise _unreadable(source, error) from None
+    total: Counter[str] = Counter()
+    add_sizes(total, message, source)
+    return total
+
+
+def add_sizes(total: Counter[str], message: Message, source: str = "message") -> None:
+    """Add the bytes of a message to those counted so far."""
+    if message:
+        try:
+            kinds = layout(message).kinds
+        except Exception as error:
+            raise _unreadable(source, error) from None
+        for kind, size in kinds.items():
+            total[kind] += size

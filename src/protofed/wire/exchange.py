@@ -90,8 +90,10 @@ class Exchange:
 
     def audience(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Hashable:
         """One audience for all where everything is broadcast; otherwise the state says who is sent the same."""
-        each = any(part.each for part in self.down if names is None or part.name in names)
-        return state.audience(client, round) if each else None
+        for part in self.down:
+            if part.each and (names is None or part.name in names):
+                return state.audience(client, round)
+        return None
 
     def message(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
         """What a client is sent, or the named parts of it."""

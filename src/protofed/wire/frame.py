@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+NUMBER = struct.Struct("<d")
 BankShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -52,13 +54,21 @@ class MessageLayout:
     kinds: Mapping[str, int]
 
 
-def framed(tensors: Mapping[str, Tensor], banks: BankShapes) -> bytes:
-    """Tensors by name as one message, a safetensors file as its library writes it."""
-    names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))  # large numbers first: all lie aligned
-    values = [tensors[name].detach().to("cpu").contiguous() for name in names]
-    text = _header_text(banks, tuple(names), tuple((v.dtype, tuple(v.shape)) for v in values))
-    pieces: list[Any] = [value.reshape(-1).view(torch.uint8).numpy() for value in values]
-    return b"".join([text, *pieces])
+def framed(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> bytes:
+    """Tensors and single numbers by name as one message, a safetensors file as its library writes it."""
+    width = {name: value.element_size() for name, value in tensors.items()} | dict.fromkeys(numbers, 8)
+    names = sorted(width, key=lambda n: (-width[n], n))  # large numbers first: all lie aligned
+    forms: list[tuple[torch.dtype, tuple[int, ...]]] = []
+    pieces: list[Any] = []
+    for name in names:
+        if name in numbers:
+            forms.append((torch.float64, ()))
+            pieces.append(NUMBER.pack(numbers[name]))
+        else:
+            value = tensors[name].detach().to("cpu").contiguous()
+            forms.append((value.dtype, tuple(value.shape)))
+            pieces.append(value.reshape(-1).view(torch.uint8).numpy())
+    return b"".join([_header_text(banks, tuple(names), tuple(forms)), *pieces])
 
 
 @lru_cache(maxsize=KEPT)
