@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from .processes import Field
 from .workloads import TRAINING
 
 HERE, BESIDE = "this code", "the other"
+LEAST_SECONDS = 20.0  # of turns, so that short rounds are measured often
 
 
 def measure_beside(names: Iterable[str], other: Path, *, repeats: int, quick: bool, say: Say) -> dict[str, Any]:
@@ -39,7 +41,10 @@ def measure_beside(names: Iterable[str], other: Path, *, repeats: int, quick: bo
                 field.add(HERE, spec)
                 field.add(BESIDE, {**spec, "source": str(other.absolute())})
                 field.turn()
-                turns = [field.turn() for _ in range(repeats)]
+                turns: list[dict[str, Any]] = []
+                began = time.perf_counter()
+                while len(turns) < repeats or (not quick and time.perf_counter() - began < LEAST_SECONDS):
+                    turns.append(field.turn(backwards=len(turns) % 2 == 1))  # neither is always the first
         if field.skipped:
             raise ProtofedError(f"bench --beside {name}: {field.skipped}")
         seconds = {label: [turn[label]["seconds"] for turn in turns] for label in (HERE, BESIDE)}

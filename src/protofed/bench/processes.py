@@ -111,10 +111,10 @@ class Field:
         self.skipped[label] = reason
         self.runners.pop(label).close()
 
-    def turn(self, what: str = "run") -> dict[str, dict[str, Any]]:
+    def turn(self, what: str = "run", backwards: bool = False) -> dict[str, dict[str, Any]]:
         """One answer of each, one after another."""
         replies = {}
-        for label, runner in list(self.runners.items()):
+        for label, runner in list(self.runners.items())[:: -1 if backwards else 1]:
             try:
                 replies[label] = runner.ask(what)
             except Failed as reason:

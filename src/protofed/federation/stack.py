@@ -186,10 +186,8 @@ class Stack:
         self.totals: dict[str, Tensor] = {}
         self.pseudo = [PseudoLabels() for _ in jobs]
         self._load()
-        self.received, dims = _common([j.received for j in self.jobs])
-        self.shared = dims is None  # what was received is the same for all: it need not go through vmap
-        loss = self._loss_of_all if self.shared else self._loss
-        self.losses = vmap(loss, in_dims=0 if self.shared else (0, 0, 0, dims), randomness="different")
+        self.received, self.dims = _common([j.received for j in self.jobs])
+        self.shared = self.dims is None  # what was received is the same for all: it need not go through vmap
 
     def _load(self) -> None:
         """Parameters, buffers and optimiser states of all clients side by side."""
@@ -221,6 +219,8 @@ class Stack:
     def take_step(self, s: int) -> None:
         """One step of all clients that still have one; under batch norm, those with batches of one size at a time."""
         active = sum(count > s for count in self.plan.counts)
+        loss, dims = (self._loss_of_all, 0) if self.shared else (self._loss, (0, 0, 0, self.dims))
+        losses = vmap(loss, in_dims=dims, randomness="different")
         for rows, widths in _groups(self.plan.sizes(s, active), self.alone):
             members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
             drawn = [draws(self.task, self.steps[k][s], self.streams[k]) if self.streams else {} for k in members]
@@ -229,7 +229,7 @@ class Stack:
             params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
             with one_sample_is_too_few(self.jobs[0].client):
                 buffers = {n: b[rows] for n, b in self.buffers.items()}
-                terms, moved, pseudo = self.losses(params, buffers, batch, *received)
+                terms, moved, pseudo = losses(params, buffers, batch, *received)
             total = torch.stack(list(terms.values())).sum()
             gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
             self.optimiser.step(gradient, rows)
