@@ -77,7 +77,7 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: 
 
 @app.callback()
 def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
-    """Prototype-based federated learning: compare methods fairly, simulate quickly, run for real."""
+    """Prototype-based federated learning: compare methods fairly, simulate quickly."""
 
 
 def _load(files: list[Path] | None) -> None:
