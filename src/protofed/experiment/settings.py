@@ -414,8 +414,13 @@ def _place(key: str, known: Mapping[str, set[str]], method: str, others: Mapping
         return "", ""
     if head in PARTS:
         having = [name for name in methods.available() if head in methods.registry.options(name)]
+        why = ""
+        if head == "reduce":
+            made = methods.registry.make(method)
+            why = " (it needs each upload by itself)" if made.exchange.up else " (its clients send nothing)"
+            why = "" if made.reduce.additive else why
         raise ProtofedError(
-            f"{key}: the {head} of {method} is fixed by the method; it is a setting of {', '.join(having) or 'none'}"
+            f"{key}: the {head} of {method} is fixed by the method{why}; it is a setting of {', '.join(having) or 'none'}"
         )
     choices = {*General.model_fields, *REGISTRIES, *(n for names in known.values() for n in names)}
     raise unknown("setting", key, choices | {n for names in others.values() for n in names})
