@@ -54,7 +54,8 @@ def test_a_reduce_is_written_as_a_word_and_survives_toml(rule, tmp_path):
 
 def test_a_reduce_that_the_method_fixes_or_that_makes_no_sense_is_refused_in_a_line():
     with pytest.raises(
-        ProtofedError, match=r"the reduce of fedapa is fixed by the method; it is a setting of .*fedproto"
+        ProtofedError,
+        match=r"the reduce of fedapa is fixed .* \(it needs each upload by itself\); it is a setting of .*fedproto",
     ):
         resolve("fedapa", {"reduce": "median"})
     with pytest.raises(ProtofedError, match="by=directions is for prototypes, and fedavg exchanges weights"):
