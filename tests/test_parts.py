@@ -243,6 +243,25 @@ def test_a_server_that_averages_holds_a_few_uploads_however_many_come():
     assert most[0] <= rounds.CHUNK + 1 and not alive[0]
 
 
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_sums_are_the_mean_times_the_holders(rule):
+    uploads = [upload(k, 11 * k + 2) for k in range(5)]
+    result = reduced(rule, uploads)
+    holders = torch.stack([u.content.bank.known for u in uploads]).sum(0)
+    if rule == Mean("directions"):  # of directions the mean goes back to the sphere, and the sum does not
+        expected = sum(u.content.bank.normalised().means for u in uploads)
+    else:
+        expected = holders[:, None] * result.bank.means
+    torch.testing.assert_close(result.sums[""].means, expected)
+
+
+def test_weights_keep_their_precision():
+    one = Upload(0, 3.0, Bundle(weights={"a": torch.ones(2, dtype=torch.float64), "b": torch.ones(2)}))
+    for rule in (Mean("size"), Median(), Each(averages=True)):
+        weights = reduced(rule, [one, one._replace(client=1)]).weights
+        assert {n: w.dtype for n, w in weights.items()} == {"a": torch.float64, "b": torch.float32}
+
+
 # --- schedules --------------------------------------------------------------------------------------------------------
 def scheduled():
     for name in methods.available():
@@ -459,6 +478,40 @@ def test_downloads_are_checked_as_uploads_are():
         with pytest.raises(WireError, match=rf"server's message to client 0.*{said}"):
             list(federation.engine.train(replace(downloads, messages=[wire.encode(content)])))
         federation.engine.decoded.clear()
+
+
+def test_a_message_for_the_same_round_is_read_anew():
+    """What was decoded for one call is not taken for what another call brings."""
+    _, federation = build(resolve("fedproto", given_to("fedproto")).with_engine(LOOP))
+    federation.step()
+    first, _ = federation.downloads([0], 2)
+    one = next(federation.engine.train(first))[1]
+    _, fresh = build(resolve("fedproto", given_to("fedproto")).with_engine(LOOP))
+    fresh.step()
+    fresh.state = replace(fresh.state, bank=replace(fresh.state.bank, means=fresh.state.bank.means + 1))
+    other, _ = fresh.downloads([0], 2)
+    assert next(fresh.engine.train(other))[1].terms != one.terms
+    federation.engine.restore(fresh.engine.export())
+    assert federation.engine.message(other, 0).bank is not federation.engine.message(first, 0).bank
+
+
+def test_bytes_of_an_upload_that_is_dropped_are_counted():
+    _, federation = build(resolve("fedproto", given_to("fedproto")).with_engine(LOOP))
+    original = federation.engine.train
+    sent = []
+
+    def train(downloads):
+        for client, outcome in original(downloads):
+            if client == 1:
+                content = wire.decode(outcome.upload)
+                outcome = replace(outcome, upload=wire.encode(replace(content, scalars={"samples": -1.0})))
+            sent.append(len(outcome.upload))
+            yield client, outcome
+
+    federation.engine.train = train
+    record = federation.step()
+    assert set(record.dropped) == {1} and "-1 samples" in record.dropped[1]
+    assert sum(record.up.values()) == sum(sent)
 
 
 def test_the_number_of_samples_travels_and_is_counted():

@@ -110,6 +110,38 @@ def test_a_site_refuses_what_is_no_message():
     assert not site.engine.states
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"\xff" * 50,
+        sealed({"round": 1}, b""),
+        sealed({"round": 7, "terms": {}, "failure": "", "pseudo": {}, "returned": True}, b""),
+        sealed({"round": 1, "terms": [], "failure": "", "pseudo": {}, "returned": True}, b""),
+        sealed({"round": 1, "terms": {"ce": "x"}, "failure": "", "pseudo": {}, "returned": True}, b""),
+        sealed({"round": 1, "terms": {}, "failure": "", "pseudo": {}, "returned": True}, b"rubbish"),
+    ],
+)
+def test_a_site_that_answers_nonsense_is_dropped_and_named(reply):
+    settings = settings_of("fedproto", participation=1.0)
+    plan = plan_of(settings)
+    sites = {c: Site(plan.inputs(0), c) for c in range(len(plan.data.clients))}
+    sites[2].train = lambda message: reply
+    record = federation_of_sites(settings, sites, plan).step()
+    assert set(record.dropped) == {2} and record.dropped[2].startswith("client 2: ")
+    assert "\n" not in record.dropped[2] and record.dropped[2].count("client 2") == 1
+
+
+def test_a_site_refuses_what_names_no_round_or_no_way_to_evaluate():
+    site = Site(plan_of(settings_of("fedproto")).inputs(0), 0)
+    for about in ({}, {"round": "1"}, {"round": None}):
+        with pytest.raises(WireError, match="names no round"):
+            site.train(sealed(about, b""))
+    for how in ({}, {"how": 3}, {"how": {"part": "test", "more": 1}}):
+        with pytest.raises(WireError, match="no way to evaluate"):
+            site.evaluate(sealed({"round": 1, **how}, b""))
+
+
 def test_envelopes_come_back():
     about, payload = opened(sealed({"round": 3, "terms": {"ce": 0.25}}, b"abc"), "x")
     assert about == {"round": 3, "terms": {"ce": 0.25}} and payload == b"abc"

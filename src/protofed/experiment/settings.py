@@ -417,8 +417,10 @@ def _place(key: str, known: Mapping[str, set[str]], method: str, others: Mapping
         why = ""
         if head == "reduce":
             made = methods.registry.make(method)
-            why = " (it needs each upload by itself)" if made.exchange.up else " (its clients send nothing)"
-            why = "" if made.reduce.additive else why
+            if not made.exchange.up:
+                why = " (its clients send nothing)"
+            elif not made.reduce.additive:
+                why = " (it needs each upload by itself)"
         raise ProtofedError(
             f"{key}: the {head} of {method} is fixed by the method{why}; it is a setting of {', '.join(having) or 'none'}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,6 +44,8 @@ class Downloads:
     messages: Messages
     audience: Mapping[int, int]
     purpose: str = "train"
+    serial: int = field(default_factory=count().__next__)
+    """What tells these from all others, so that a message decoded for them is not taken for another's."""
 
     @property
     def clients(self) -> list[int]:
@@ -134,7 +137,7 @@ class PlainEngine:
         sizes = {"classes": self.data.num_classes, "dim": self.dim, "others": len(self.data.clients) - 1}
         self.expected = self.method.exchange.expected("down", sizes, self.start)
         self.states: MutableMapping[int, ClientState] = MemoryStates()
-        self.decoded: dict[tuple[str, int, int], Bundle] = {}
+        self.decoded: dict[tuple[int, int], Bundle] = {}
 
     def _skeleton(self, module: torch.nn.Module) -> Skeleton:
         module = with_convolutions(module, LeanConv2d) if self.lean else module
@@ -142,7 +145,7 @@ class PlainEngine:
 
     def message(self, downloads: Downloads, client: int) -> Bundle:
         """What a client was sent, checked. What several are sent is decoded once."""
-        key = downloads.purpose, downloads.round, downloads.audience[client]
+        key = downloads.serial, downloads.audience[client]
         if key not in self.decoded:
             while len(self.decoded) >= DECODED:
                 self.decoded.pop(next(iter(self.decoded)))

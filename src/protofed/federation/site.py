@@ -84,9 +84,11 @@ class Site:
             self.engine.states = states
 
     def _downloads(self, message: Message, purpose: str) -> tuple[Downloads, dict[str, Any]]:
-        about, payload = opened(message, f"server's message to client {self.client}")
-        self.engine.decoded.clear()  # a message may come twice, and need not be the same
-        return Downloads(int(about["round"]), [payload], {self.client: 0}, purpose), about
+        source = f"server's message to client {self.client}"
+        about, payload = opened(message, source)
+        if type(about.get("round")) is not int:
+            raise WireError(f"{source}: it names no round")
+        return Downloads(about["round"], [payload], {self.client: 0}, purpose), about
 
     def train(self, message: Message) -> bytes:
         """Train from what the server sent; the reply holds the upload, loss terms, and what failed."""
@@ -98,7 +100,11 @@ class Site:
     def evaluate(self, message: Message) -> bytes:
         """Score the site's own model on its own test samples; the reply holds the scores."""
         downloads, about = self._downloads(message, "evaluate")
-        scores = self.engine.evaluate(downloads, Evaluation(**about["how"]))[self.client]
+        try:
+            how = Evaluation(**about["how"])
+        except (KeyError, TypeError) as error:
+            raise WireError(f"server's message to client {self.client}: no way to evaluate ({error})") from None
+        scores = self.engine.evaluate(downloads, how)[self.client]
         return sealed({"round": downloads.round}, encode(bundle_of(scores)))
 
 
@@ -139,6 +145,18 @@ class Reached(Protocol):
     def evaluate(self, message: Message, /) -> bytes: ...
 
 
+def _outcome(reply: Message, round: int, source: str) -> Outcome:
+    """What a site's reply says of its training."""
+    about, payload = opened(reply, source)
+    try:
+        if about["round"] != round:
+            raise ValueError(f"it is of round {about['round']!r}, and this is round {round}")
+        terms, pseudo = ({str(k): float(v) for k, v in about[part].items()} for part in ("terms", "pseudo"))
+        return Outcome(payload if about["returned"] else None, terms, str(about["failure"]), pseudo)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise WireError(f"{source}: not a reply ({type(error).__name__}: {error})") from None
+
+
 class SiteEngine:
     """An engine whose sites are elsewhere: it sends each its message and takes the reply. It holds no client's state."""
 
@@ -154,9 +172,11 @@ class SiteEngine:
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         for client in downloads.clients:
             reply = self.sites[client].train(sealed({"round": downloads.round}, downloads[client]))
-            about, payload = opened(reply, f"client {client}")
-            upload = payload if about["returned"] else None
-            yield client, Outcome(upload, about["terms"], about["failure"], about["pseudo"])
+            try:
+                outcome = _outcome(reply, downloads.round, "its reply")
+            except WireError as error:  # one site's nonsense does not end the round
+                outcome = Outcome(None, {}, str(error))
+            yield client, outcome
 
     def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
         scores: dict[int, Scores] = {}

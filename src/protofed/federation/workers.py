@@ -250,7 +250,7 @@ class WorkerEngine:
             if which not in self.places:
                 self.places[which] = self.arena.put(downloads.messages[which])
         places = {which: self.places[which] for which in dict.fromkeys(audience.values())}
-        return downloads.purpose, downloads.round, audience, places, beside
+        return downloads.purpose, downloads.round, audience, places, downloads.serial, beside
 
     def _groups(self, clients: list[int], of_tests: bool = False, in_order: bool = False) -> list[list[int]]:
         """Most work first, so that the last job to end is a short one; in the order asked where what comes back is large
@@ -376,8 +376,8 @@ class WorkerEngine:
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
         arena.used = 0  # the parent has read what the last job left there
-        purpose, round, audience, places, beside = job
-        downloads = Downloads(round, PlacedMessages(self.arena, places), audience, purpose)
+        purpose, round, audience, places, serial, beside = job
+        downloads = Downloads(round, PlacedMessages(self.arena, places), audience, purpose, serial)
         if purpose == "evaluate":
             self.states.extras = {}
             return self.inner.evaluate(downloads, beside)

@@ -36,7 +36,7 @@ class Upload(NamedTuple):
 class Reduced:
     """What a server's equation is given: one result of all uploads, and the uploads themselves where the rule keeps them.
 
-    `sums` are the sums of the clients' prototypes, of which `bank` and `banks` are the means; `scalars` are plain means.
+    `sums` are what the clients' prototypes add up to: the mean times the number of holders. `scalars` are plain means.
     """
 
     bank: PrototypeBank | None = None
@@ -60,6 +60,7 @@ class Sums:
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of weights, which are summed in float64
 
     def add(self, other: Sums) -> None:
         """Add another sum to this one, which owns its tensors."""
@@ -160,7 +161,8 @@ class Mean(Reduce):
                 number = counts.to(summed.dtype) if self.by == "size" else holders
                 mean = PrototypeBank(aggregate.over(summed, number), counts)
                 banks[name] = mean.normalised() if self.by == "directions" else mean
-                sums[name] = PrototypeBank(summed, counts)
+                plain = holders[:, None] * mean.means if self.by == "size" else summed
+                sums[name] = PrototypeBank(plain, counts)
         clients = total.numbers.get("clients", 0.0)
         scalars = {k.removeprefix("scalar/"): v / clients for k, v in total.numbers.items() if k.startswith("scalar/")}
         share = total.numbers.get("share", 0.0)
@@ -257,6 +259,7 @@ def add_weights(uploads: Sequence[Upload], share: Callable[[Upload], float], tot
             total.numbers[f"share/{name}"] = total.numbers.get(f"share/{name}", 0.0) + own
             if f"weight/{name}" not in total.tensors:
                 total.tensors[f"weight/{name}"] = torch.zeros(value.shape, dtype=torch.float64)
+                total.dtypes[name] = value.dtype
     for name, values in pieces.items():
         flat = total.tensors[f"weight/{name}"].view(-1).split(BLOCK)
         for place, part in enumerate(flat):  # a part stays in the cache while all are added to it
@@ -270,5 +273,5 @@ def averaged_weights(total: Sums) -> dict[str, Tensor]:
     for key, value in total.tensors.items():
         name = key.removeprefix("weight/")
         if name != key and total.numbers[f"share/{name}"] > 0:
-            weights[name] = (value / total.numbers[f"share/{name}"]).to(torch.float32)
+            weights[name] = (value / total.numbers[f"share/{name}"]).to(total.dtypes[name])
     return weights
