@@ -10,6 +10,17 @@ class ProtofedError(Exception):
     """Bad input. The command line prints it as one line and exits with 2; anything else is a bug of ours."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A run was asked to end, by Ctrl-C or by SIGTERM, and has ended; the message says how to go on.
+
+    `code` is the exit code of the process: 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str, code: int = 130) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> ProtofedError:
     """An unknown name, with the nearest right spelling first."""
     known = sorted(choices)
