@@ -11,17 +11,17 @@ import sys
 from pathlib import Path
 
 from protofed.bank import PrototypeBank
-from protofed.experiment.folder import RunFolder
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import checkpoint
+from protofed.results.folder import read_settings
 
 
 def main(folders: list[str]) -> None:
     for name in folders:
-        folder = RunFolder.open(Path(name))
-        _, federation = build(resolve(None, folder.settings()))
-        checkpoint.load(federation, folder.checkpoint)
+        folder = Path(name)
+        _, federation = build(resolve(None, read_settings(folder)))
+        checkpoint.load(federation, folder / "checkpoint")
         engine = getattr(federation.engine, "inner", federation.engine)
         data, shared = federation.data, federation.state.bank
         assert shared is not None

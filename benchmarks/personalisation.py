@@ -19,7 +19,7 @@ from protofed.experiment.settings import read_toml
 
 def personal(run: Path) -> tuple[float, float]:
     temperature = read_toml(run / "settings.toml")["method"]["temperature"]
-    (file,) = run.glob("checkpoint/round-*/server.safetensors")
+    file = sorted(run.glob("checkpoint/round-*/server.safetensors"))[-1]
     tensors = load_file(file)
     clients = PrototypeBank(tensors["/reported/means"], tensors["/reported/counts"])
     cosines, own = [], []

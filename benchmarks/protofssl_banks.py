@@ -11,17 +11,17 @@ import sys
 from pathlib import Path
 
 from protofed.bank import PrototypeBank
-from protofed.experiment.folder import RunFolder
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import checkpoint
+from protofed.results.folder import read_settings
 
 
 def main(folders: list[str]) -> None:
     for name in folders:
-        folder = RunFolder.open(Path(name))
-        settings, federation = build(resolve(None, folder.settings()))
-        checkpoint.load(federation, folder.checkpoint)
+        folder = Path(name)
+        settings, federation = build(resolve(None, read_settings(folder)))
+        checkpoint.load(federation, folder / "checkpoint")
         engine = getattr(federation.engine, "inner", federation.engine)
         engine.skeleton.load({**engine.start, **federation.state.weights})
         data, method = federation.data, settings.method

@@ -11,7 +11,7 @@ from PIL import Image
 
 from protofed.errors import ProtofedError
 from protofed.report import commands, figures
-from protofed.report.read import read_folder
+from protofed.results.read import read_folder
 from run_folders import accuracy, make_comparison, make_run
 
 

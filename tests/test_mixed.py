@@ -171,17 +171,13 @@ def test_resuming_gives_the_same_bits(method, tmp_path):
     given["rounds"] = 5
     whole = pf.run(method, **given)
     settings = resolve(method, given)
-    from protofed.experiment.folder import History, RunFolder
-    from protofed.federation import checkpoint
 
-    settings, federation = build(settings)
-    folder, history = RunFolder.create(tmp_path / "r", settings), History()
-    for _ in range(3):
-        record = federation.step()
-        history.take(record)
-        folder.append(history, record)
-        if record.round == 2:
-            checkpoint.save(federation, folder.checkpoint)
+    def stop(record, rounds):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pf.run(settings, out=tmp_path / "r", watch=stop)
     resumed = pf.resume(tmp_path / "r", data=given["data"])
     strip = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]  # noqa: E731
     assert strip(resumed.metrics) == strip(whole.metrics)

@@ -18,8 +18,8 @@ from protofed.report import commands
 from protofed.report import content as content_module
 from protofed.report.content import MOST_EVALUATIONS, MOST_ROUNDS, content, curve, flat
 from protofed.report.page import embedded, render, write_page
-from protofed.report.read import read_folder
 from protofed.report.space import MOST_SNAPSHOTS, Snapshot, project, read_snapshot, read_snapshots, space, thin
+from protofed.results.read import read_folder
 from run_folders import accuracy, make_comparison, make_run, make_snapshot, write_rows
 
 

@@ -29,7 +29,7 @@ from protofed.experiment.compare import (
     sweep,
     sweep_grid,
 )
-from protofed.report import written
+from protofed.results.tables import written
 from protofed.schedules import ramp
 from protofed.wire import Exchange, bank, number
 

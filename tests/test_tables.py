@@ -18,17 +18,19 @@ from rich.console import Console
 
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import read_rows
-from protofed.report import (
+from protofed.report.terminal import comparison_table, summary_table
+from protofed.results.tables import (
     Row,
+    comparison_cells,
     comparison_latex,
     comparison_markdown,
-    comparison_table,
+    default_columns,
     notes,
+    own_ways_differ,
     parse_column,
     results_csv,
-    summary_table,
+    significance,
 )
-from protofed.report.tables import comparison_cells, default_columns, significance
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -134,26 +136,78 @@ def without_head(seed, prototype):
         ([], False),
     ],
 )
-def test_the_own_way_is_a_column_where_it_is_not_the_same_for_all(runs, shown):
-    columns = default_columns(runs)
-    assert columns[: 2 + shown] == ["accuracy"] * shown + ["accuracy_head", "accuracy_prototype"]
-    assert columns.count("accuracy") == shown
+def test_own_ways_that_differ_are_noticed_and_are_no_column_by_default(runs, shown):
+    assert own_ways_differ([Row(str(k), "m", {}, [run]) for k, run in enumerate(runs)]) == shown
+    assert default_columns(runs)[:2] == ["accuracy_head", "accuracy_prototype"]
+    assert "accuracy" not in default_columns(runs)
 
 
 def test_a_table_of_different_own_ways():
+    """Asked for, the column says by what each method predicts, and marks none: it does not compare like with like."""
     head = Row("fedavg", "fedavg", {}, [by_head(1, 0.75, 0.5), by_head(2, 0.5, 0.25)])
     other = Row("fedpagr", "fedpagr", {}, [by_prototype(1, 0.25, 0.5), by_prototype(2, 0.25, 0.5)])
     bare = Row("protofssl", "protofssl", {}, [without_head(1, 0.75), without_head(2, 0.75)])
-    header, cells = comparison_cells([head, other, bare])
-    assert header[:4] == ["method", "accuracy", "head", "prototype"]
-    assert [[(c.text, c.mark) for c in line[1:4]] for line in cells] == [
-        [("62.50 ± 17.68", "second"), ("62.50 ± 17.68", "best"), ("37.50 ± 17.68", "")],
-        [("50.00 ± 0.00", ""), ("25.00 ± 0.00", "second"), ("50.00 ± 0.00", "second")],
-        [("75.00 ± 0.00", "best"), ("–", ""), ("75.00 ± 0.00", "best")],
+    names = ["accuracy", "head", "prototype"]
+    header, cells = comparison_cells([head, other, bare], names)
+    assert header == ["method", "accuracy", "head", "prototype"]
+    assert [[(c.text, c.mark) for c in line[1:]] for line in cells] == [
+        [("62.50 ± 17.68 (head)", ""), ("62.50 ± 17.68", "best"), ("37.50 ± 17.68", "")],
+        [("50.00 ± 0.00 (prototype)", ""), ("25.00 ± 0.00", "second"), ("50.00 ± 0.00", "second")],
+        [("75.00 ± 0.00 (prototype)", ""), ("–", ""), ("75.00 ± 0.00", "best")],
     ]
-    assert notes([head, other, bare]) == ["accuracy: by head or by prototype, as the method's paper predicts"]
-    assert "| protofssl | **75.00 ± 0.00** | – | **75.00 ± 0.00** |" in comparison_markdown([head, other, bare])
-    assert r"\textbf{75.00 $\pm$ 0.00} & -- &" in comparison_latex([head, other, bare])
+    [note] = notes([head, other, bare], names)
+    assert note.startswith("accuracy: by head or by prototype") and "none is marked" in note
+    assert comparison_cells([head, other, bare])[0][:3] == ["method", "head", "prototype"]
+    assert "| protofssl | – | **75.00 ± 0.00** |" in comparison_markdown([head, other, bare])
+    assert r"protofssl & -- & \textbf{75.00 $\pm$ 0.00} &" in comparison_latex([head, other, bare])
+
+
+def test_one_own_way_for_all_is_ranked():
+    one = Row("a", "a", {}, [by_prototype(1, 0.25, 0.5)])
+    other = Row("b", "b", {}, [by_prototype(1, 0.25, 0.75)])
+    assert marks([one, other], "accuracy") == {"a": "second", "b": "best"}
+
+
+def test_a_run_that_failed_to_the_end_has_no_figures_and_says_so():
+    good = Row("local", "local", {}, [summary(1, 0.5), summary(2, 0.6)])
+    broken = [
+        summary(seed, 0.88)
+        | {
+            "failure": "from round 1 to the last no client returned anything usable (NaN)",
+            "dropped_clients": 30,
+            "client_rounds": 30,
+            "empty_rounds": 10,
+        }
+        for seed in (1, 2)
+    ]
+    bad = Row("fedavg", "fedavg", {}, broken)
+    _, cells = comparison_cells([good, bad], ["head", "seconds"])
+    assert [cell.text for cell in cells[1]] == ["fedavg †", "failed", "failed"]
+    assert cells[0][1].mark == ""  # nothing is best where there is nothing to compare with
+    lines = notes([good, bad], ["head"])
+    assert (
+        "failed: fedavg (2 of 2 seeds); seed 1: from round 1 to the last no client returned anything usable (NaN)"
+        in lines
+    )
+    assert any(line.startswith("dropped: fedavg †, 60 of 60 client rounds; in 20 rounds") for line in lines)
+    for text in (comparison_markdown([good, bad]), comparison_latex([good, bad])):
+        assert "failed" in text and "60 of 60" in text and "88.00" not in text
+
+
+def test_a_seed_that_failed_leaves_the_others_shown_but_unranked():
+    good = Row("local", "local", {}, [summary(1, 0.5), summary(2, 0.6)])
+    half = Row("fedavg", "fedavg", {}, [summary(1, 0.9)], {2: "it diverged"})
+    assert marks([good, half], "head") == {"local": "", "fedavg": ""}
+    lines = notes([good, half], ["head"])
+    assert "fewer seeds than the others, and not ranked: fedavg (1 of 2)" in lines
+    assert "failed: fedavg (1 of 2 seeds); seed 2: it diverged" in lines
+
+
+def test_dropped_clients_are_named_under_the_table():
+    some = Row(
+        "fedavg", "fedavg", {}, [summary(1, 0.5) | {"dropped_clients": 3, "client_rounds": 40, "empty_rounds": 0}]
+    )
+    assert "dropped: fedavg, 3 of 40 client rounds" in notes([some], ["head"])
 
 
 def test_a_head_that_is_missing_is_neither_ranked_nor_tested():

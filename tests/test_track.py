@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from protofed.errors import ProtofedError
-from protofed.report.track import numbers, tracker
+from protofed.results.track import numbers, tracker
 
 SETTINGS = {"rounds": 2, "seed": 7, "method": {"name": "fedsap", "scale": 32.0}}
 ROW = {

@@ -37,20 +37,11 @@ from .experiment.run import Result, prepare_data
 from .experiment.settings import General, combine, parse_pairs, read_toml, resolve
 from .parts import Reduce
 from .registry import as_text
-from .report import (
-    Row,
-    comparison_latex,
-    comparison_markdown,
-    comparison_table,
-    confusion_table,
-    draw_confusions,
-    notes,
-    parse_column,
-    read_confusions,
-    results_csv,
-    shown_of,
-    summary_table,
-)
+from .report.confusion import confusion_table, draw_confusions, shown_of
+from .report.terminal import comparison_table, summary_table
+from .results.confusions import read_confusions
+from .results.folder import reserve
+from .results.tables import Row, comparison_latex, comparison_markdown, notes, parse_column, results_csv
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False
@@ -101,10 +92,8 @@ def _given(config: list[Path] | None, pairs: list[str] | None) -> dict[str, Any]
 
 
 def _fresh(label: str) -> Path:
-    """A new folder under `runs/`, named by time and content."""
-    base = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}"
-    candidates = (base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000)))
-    return next(path for path in candidates if not path.exists())
+    """A new folder under `runs/`, named by time and content; it is reserved for this process."""
+    return reserve(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}")
 
 
 @app.command()

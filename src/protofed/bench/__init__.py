@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ..disk import write_atomically
 from ..errors import ProtofedError, unknown
-from ..federation.checkpoint import write_atomically
 from . import measure
 from .beside import measure_beside
 from .report import markdown, print_results

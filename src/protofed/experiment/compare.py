@@ -26,12 +26,13 @@ import numpy as np
 
 from .. import methods
 from ..data import Dataset
+from ..disk import write_atomically
 from ..errors import ProtofedError, unknown
 from ..federation import Record, scale
-from ..federation.checkpoint import write_atomically
 from ..federation.choose import cores
-from ..report import Row, comparison_latex, comparison_markdown, parse_column, results_csv, written
-from .folder import RunFolder, make_folder
+from ..results.folder import make_folder
+from ..results.read import read_finished
+from ..results.tables import Row, comparison_latex, comparison_markdown, parse_column, results_csv, written
 from .run import Result, load_result, resume, run
 from .settings import REGISTRIES, AutoModel, General, Settings, combine, parse_pairs, read_toml, resolve
 
@@ -595,7 +596,7 @@ def read_rows(folder: Path) -> tuple[list[Row], list[str] | None]:
     rows = []
     for variant in variants:
         places = [folder / variant.cell(seed) for seed in seeds]
-        runs = [RunFolder(place).summary() for place in places if (place / "summary.json").is_file()]
+        runs = [read_finished(place)[2] for place in places if (place / "summary.json").is_file()]
         rows.append(Row(variant.label, variant.method, variant.settings, runs))
     if not any(row.runs for row in rows):
         raise ProtofedError(f"{folder}: no run of this comparison has finished; `protofed resume {folder}`")
@@ -610,7 +611,7 @@ def resume_comparison(folder: Path, *, jobs: int | None = None, watch: Watch | N
 def run_grid(grid: Grid, *, out: str | Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
     folder = None if out is None else Path(out)
     if folder is not None:
-        make_folder(folder, {FILE: json.dumps(grid.record(), indent=1)})
+        make_folder(folder, {FILE: json.dumps(grid.record(), indent=1).encode()}).release()
     return _run_cells(grid, folder, jobs, watch)
 
 

@@ -22,13 +22,13 @@ import torch
 from .. import methods, models, wire
 from ..bank import PrototypeBank
 from ..data import Dataset
+from ..disk import write_atomically
 from ..errors import ProtofedError, unknown
 from ..evaluate import cost
-from ..federation.checkpoint import write_atomically
 from ..models.base import LOW
 from ..registry import first_problem
-from ..report import Row, parse_column, written
-from ..report.tables import MISSING, Column, mean_and_deviation
+from ..results.folder import make_folder
+from ..results.tables import MISSING, Column, Row, mean_and_deviation, parse_column, written
 from .compare import (
     FILE,
     Grid,
@@ -42,7 +42,6 @@ from .compare import (
     resume_comparison,
     run_grid,
 )
-from .folder import make_folder
 from .settings import Settings, combine, read_toml
 
 PRESETS = Path(__file__).parent / "presets"
@@ -421,7 +420,7 @@ def _open(plan: Plan, folder: Path) -> None:
     first = next(iter(plan.grids.values()))
     text = json.dumps({**record, "seeds": first.seeds}, indent=1)
     if not folder.exists():
-        make_folder(folder, {RECORD: text})
+        make_folder(folder, {RECORD: text.encode()}).release()
         return
     before = read_record(folder)
     for key in ("preset", "size", "given"):

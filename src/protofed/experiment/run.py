@@ -5,100 +5,36 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..data import Dataset, federate
 from ..data.augment import Augmentation, augmentation
+from ..data.fingerprint import fingerprint
 from ..data.types import FederatedData
-from ..errors import ProtofedError, unknown
+from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import EngineSettings, Plan, cores, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
+from ..outcome import Result
 from ..parts.filters import Filter
 from ..registry import parse_part
-from ..report.track import Tracker, tracker
+from ..results.folder import SUMMARY, History, RunFolder, check_free, check_is_run, read_settings
+from ..results.read import read_finished
+from ..results.rows import LAST
+from ..results.track import Tracker, tracker
+from ..version import __version__
+from . import stop
 from .architectures import architectures, capabilities
-from .folder import History, RunFolder, summarise
+from .recording import confusions, rows_of, snapshot_of, summarise
 from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 log = logging.getLogger("protofed")
 Watcher = Callable[[Record, int], None]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run measured. `metrics` has one row per evaluated round; `folder` is where it is on disk, if anywhere."""
-
-    settings: Settings
-    metrics: list[dict[str, Any]]
-    summary: dict[str, Any]
-    folder: Path | None = None
-
-    @property
-    def accuracy(self) -> float:
-        """By the method's own way to predict, mean over clients, mean of the last five evaluations."""
-        five = self.summary["last_five"]
-        return float(five["accuracy"] if "accuracy" in five else five["accuracy_head"])
-
-    @property
-    def accuracy_head(self) -> float | None:
-        """By classifier head; none for a method that trains no head."""
-        value = self.summary["last_five"].get("accuracy_head")
-        return None if value is None else float(value)
-
-    @property
-    def accuracy_prototype(self) -> float | None:
-        """By nearest prototype; none where there are no prototypes."""
-        value = self.summary["last_five"].get("accuracy_prototype")
-        return None if value is None else float(value)
-
-    def _source(self) -> Any:
-        from ..report.figures import in_memory
-
-        return self.folder or in_memory(self.settings.method.name, self.metrics, self.summary)
-
-    def plot_accuracy(self, **how: Any) -> Figure:
-        """Accuracy by round. `width="column"` or `"page"`, `by="head"` or `"prototype"`."""
-        from ..report.figures import plot_accuracy
-
-        return plot_accuracy(self._source(), **how)
-
-    def plot_loss(self, **how: Any) -> Figure:
-        """Loss terms by round."""
-        from ..report.figures import plot_loss
-
-        return plot_loss(self._source(), **how)
-
-    def plot_clients(self, **how: Any) -> Figure:
-        """Each client's accuracy by round; needs a run folder, as the next two do."""
-        from ..report.figures import plot_clients
-
-        return plot_clients(self._source(), **how)
-
-    def plot_confusion(self, **how: Any) -> Figure:
-        """Which class was taken for which."""
-        from ..report.figures import plot_confusion
-
-        return plot_confusion(self._source(), **how)
-
-    def plot_embedding(self, **how: Any) -> Figure:
-        """Test embeddings with prototypes as stars. `projection="pca"` or `"tsne"`."""
-        from ..report.figures import plot_embedding
-
-        return plot_embedding(self._source(), **how)
-
-    def __repr__(self) -> str:
-        where = f", folder={str(self.folder)!r}" if self.folder else ""
-        ways = {"head": self.accuracy_head, "prototype": self.accuracy_prototype}
-        said = ", ".join(f"{kind} {value:.2%}" for kind, value in ways.items() if value is not None)
-        return f"Result({self.settings.method.name}: {said}{where})"
 
 
 def prepare_data(settings: Settings) -> FederatedData:
@@ -167,6 +103,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
         choice=g.choice,
         capability=capabilities(settings, data),
         evaluate_every=g.evaluate_every,
+        evaluate_last=LAST,
         candidates=g.candidates,
         ensemble=g.ensemble,
         architectures=mix.of_clients,
@@ -203,19 +140,32 @@ def run(
         settings = method
     else:
         settings = resolve(method, combine(read_toml(Path(config)) if config else {}, given))
-    with threads_kept():
-        if out is not None:
-            RunFolder.check_free(Path(out))
-        settings, federation = build(settings)
-        if settings.general.start_from:
-            begin_from(Path(settings.general.start_from), settings, federation)
-        folder = None if out is None else scale.on_first(lambda: RunFolder.create(Path(out), settings))
-        try:
-            return _drive(settings, federation, folder, History(), watch)
-        except ProtofedError:
-            if folder is not None and federation.round == 0 and scale.rank() == 0:
-                shutil.rmtree(folder.path)  # nothing was run: leave nothing behind
-            raise
+    place = None if out is None else Path(out)
+    try:
+        with threads_kept():
+            if place is not None:
+                check_free(place)
+            settings, federation = build(settings)
+            if settings.general.start_from:
+                begin_from(Path(settings.general.start_from), settings, federation)
+            folder = None if place is None else _new_folder(place, settings, federation)
+            return _drive(settings, federation, place, folder, History(), watch)
+    finally:
+        if place is not None and scale.rank() == 0:
+            with suppress(OSError):
+                place.rmdir()  # nothing was written to it
+
+
+def _new_folder(place: Path, settings: Settings, federation: Federation) -> RunFolder | None:
+    """A new run folder, locked; of several ranks, the first one has it."""
+    folders: list[RunFolder] = []
+
+    def create() -> None:
+        about = {"data": fingerprint(federation.data), "protofed": __version__}
+        folders.append(RunFolder.create(place, settings.to_toml(), about))
+
+    scale.on_first(create)
+    return folders[0] if folders else None
 
 
 def begin_from(folder: Path, settings: Settings, federation: Federation) -> None:
@@ -223,7 +173,8 @@ def begin_from(folder: Path, settings: Settings, federation: Federation) -> None
 
     What decides who holds which data must be the same, or a client would be tested on what another trained on.
     """
-    before = RunFolder.open(folder).settings()
+    check_is_run(folder)
+    before = read_settings(folder)
     now = settings.to_dict()
     for key in ("seed", "clients", "data", "partition", "test", "test_share", "validation_share", "server_labels"):
         if before.get(key) != now.get(key):
@@ -243,71 +194,170 @@ def begin_from(folder: Path, settings: Settings, federation: Federation) -> None
 
 
 def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:
-    """Continue a run that was stopped, from its last checkpoint; the result is that of a run never stopped."""
+    """Continue a run that was stopped, from its last checkpoint; the result is that of a run never stopped.
+
+    Args:
+        folder: The run folder. Of a run that has finished already, the result is read.
+        data: The data, where it was given in Python; it must be the same.
+        watch: Called after every round.
+
+    Example: `pf.resume("runs/20260101-120000-fedsap-digits")`
+    """
     if scale.asked_for():
         scale.begin()
-    place, given = scale.on_first(lambda: _opened(Path(folder)))
-    name = given.get("data", {}).get("name")
-    if data is not None:
-        given["data"] = data
-    elif name == IN_MEMORY:
-        raise ProtofedError(f"{folder}: this run's data was given in Python; resume it with resume(folder, data=...)")
-    settings = resolve(None, given)
-    with threads_kept():
-        settings, federation = build(settings)
-        checkpoint.load(federation, place.checkpoint)
-        if settings.general.start_from and federation.round == 0:  # stopped before its first checkpoint
-            begin_from(Path(settings.general.start_from), settings, federation)
-        history = scale.on_first(lambda: place.rewind(federation.round))
-        return _drive(settings, federation, place, history, watch)
+    place = Path(folder)
+    if finished := scale.on_first(lambda: _finished(place)):
+        return finished
+    folders: list[RunFolder] = []
+
+    def open_folder() -> tuple[dict[str, Any], dict[str, Any]]:
+        folders.append(RunFolder.open(place))
+        return folders[0].about(), folders[0].settings()
+
+    try:
+        about, given = scale.on_first(open_folder)
+        name = given.get("data", {}).get("name")
+        if data is not None:
+            given["data"] = data
+        elif name == IN_MEMORY:
+            raise ProtofedError(
+                f"{folder}: this run's data was given in Python; resume it with resume(folder, data=...)"
+            )
+        with threads_kept():
+            settings, federation = build(resolve(None, given))
+            return _go_on(settings, federation, place, folders[0] if folders else None, about, watch)
+    finally:
+        for opened in folders:
+            opened.close()
 
 
-def _opened(folder: Path) -> tuple[RunFolder, dict[str, Any]]:
-    place = RunFolder.open(folder)
-    return place, place.settings()
+def _finished(place: Path) -> Result | None:
+    """The result of a run that has finished; None, with a warning, where its summary is damaged and can be made again."""
+    if not (place / SUMMARY).is_file():
+        return None
+    try:
+        return load_result(place)
+    except ProtofedError as error:
+        log.warning("%s; the run is resumed", error)
+        return None
+
+
+def _go_on(
+    settings: Settings,
+    federation: Federation,
+    place: Path,
+    folder: RunFolder | None,
+    about: dict[str, Any],
+    watch: Watcher | None,
+) -> Result:
+    """Restore the newest checkpoint that the folder's rows still fit, and run the rounds that are left."""
+    if fingerprint(federation.data) != about.get("data"):
+        raise ProtofedError(
+            f"{place}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
+            "same data, or start a new run"
+        )
+
+    def fits(round: int, written: Mapping[str, Any]) -> None:
+        if folder is not None:
+            folder.check_account(written, finished=round == federation.rounds)
+
+    saved = checkpoint.load(federation, place / "checkpoint", fits)
+    if settings.general.start_from and saved is None:  # stopped before its first checkpoint
+        begin_from(Path(settings.general.start_from), settings, federation)
+    history = History()
+    if folder is not None:
+        history = folder.rewind(None if saved is None else saved.written)
+    return _drive(settings, federation, place, folder, scale.on_first(lambda: history), watch)
 
 
 def _drive(
     settings: Settings,
     federation: Federation,
+    place: Path | None,
     folder: RunFolder | None,
     history: History,
     watch: Watcher | None,
 ) -> Result:
-    every = settings.general.checkpoint_every
-    writes = scale.rank() == 0
-    told: Tracker | None = None
-    if settings.general.track and folder is not None and writes:
-        told = tracker(settings.general.track, folder.path, settings.to_dict())
+    """Run the rounds that are left, write what they measure, and sum up.
+
+    Args:
+        place: Where the run folder is; None where nothing is written.
+        folder: The run folder, where this process is the one that writes it.
+    """
+    track: Tracker | None = None
+    if settings.general.track and folder is not None:
+        track = tracker(settings.general.track, folder.path, settings.to_dict())
     summary: dict[str, Any] | None = None
     try:
-        for record in federation:
-            history.take(record)
-            if folder is not None:
-                if writes:
-                    folder.append(history, record)
-                if told is not None:
-                    told.round(history.rounds[-1], history.metrics[-1] if record.scores is not None else None)
-                if record.round % every == 0 or record.round == federation.rounds:
-                    checkpoint.save(federation, folder.checkpoint)
-                    if writes and record.scores is not None:
-                        folder.write_confusions(record, federation.data)
-            if watch is not None:
-                watch(record, federation.rounds)
+        with stop.listening():
+            _run_rounds(settings, federation, place, folder, history, track, watch)
         summary = summarise(history, settings, federation)
+        if folder is not None:
+            folder.finish(summary)
+    except Stopped:
+        raise
+    except KeyboardInterrupt:
+        if place is None:
+            raise
+        raise Stopped(f"stopped; {_how_to_go_on(place)}") from None
+    except ProtofedError:
+        if folder is not None and federation.round == 0:
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was run: leave nothing behind
+        raise
     finally:
         federation.engine.close()
-        if told is not None:
-            told.finish(summary)
-    for note in summary.get("notes", ()) if writes else ():
-        log.warning("%s", note)
-    if folder is not None and writes:
-        folder.finish(summary)
-    return Result(settings, history.metrics, summary, None if folder is None else folder.path)
+        if track is not None:
+            track.finish(summary)
+        if folder is not None:
+            folder.close()
+    if scale.rank() == 0:
+        for note in summary.get("notes", ()):
+            log.warning("%s", note)
+    metrics: list[Any] = list(history.evaluations)
+    return Result(settings, metrics, summary, place)
+
+
+def _run_rounds(
+    settings: Settings,
+    federation: Federation,
+    place: Path | None,
+    folder: RunFolder | None,
+    history: History,
+    track: Tracker | None,
+    watch: Watcher | None,
+) -> None:
+    """The rounds, each written before the next begins; a checkpoint counts only what is on the disk."""
+    every = settings.general.checkpoint_every
+    for record in federation:
+        rows = rows_of(record, history)
+        history.add(*rows)
+        if folder is not None:
+            folder.append(*rows)
+            snapshot = snapshot_of(record)
+            if snapshot is not None:
+                folder.write_snapshot(record.round, snapshot)
+            if track is not None:
+                track.round(*rows[:2])
+        ends = stop.asked() and not scale.asked_for()
+        last = record.round == federation.rounds
+        if place is not None and (record.round % every == 0 or last or ends):
+            if folder is not None and record.scores is not None:
+                folder.write_confusions(confusions(record, federation.data))
+            checkpoint.save(federation, place / "checkpoint", None if folder is None else folder.account())
+        if watch is not None:
+            watch(record, federation.rounds)
+        if ends and not last:
+            how = "nothing was written" if place is None else _how_to_go_on(place)
+            raise Stopped(f"stopped after round {record.round}; {how}", 143)
+
+
+def _how_to_go_on(place: Path) -> str:
+    saved = checkpoint.rounds_in(place / "checkpoint")
+    since = f"after round {int(saved[0].name.removeprefix('round-'))}" if saved else "from the first round"
+    return f"`protofed resume {place}` goes on {since}"
 
 
 def load_result(folder: str | Path) -> Result:
-    """A finished run's result, read from its folder."""
-    place = RunFolder.open(Path(folder))
-    given: Mapping[str, Any] = place.settings()
-    return Result(resolve(None, given), place.rows(), place.summary(), place.path)
+    """A finished run's result, read from its folder; what is damaged is an error."""
+    settings, metrics, summary = read_finished(Path(folder))
+    return Result(resolve(None, settings), metrics, summary, Path(folder))

@@ -70,6 +70,7 @@ class Federation:
         choice: Literal["random", "diverse"] = "random",
         capability: Sequence[float] = (),
         evaluate_every: int = 1,
+        evaluate_last: int = 5,
         candidates: Literal["own", "all"] = "own",
         ensemble: bool = False,
         architectures: Sequence[str] = (),
@@ -77,14 +78,20 @@ class Federation:
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
     ) -> None:
-        """`capability`: a number per client, for `choice="diverse"`; `architectures`: what each client's is called;
-        `snapshots`: of how many evaluations embeddings are kept."""
+        """
+        Args:
+            evaluate_last: How many rounds at the end are evaluated whatever `evaluate_every` is: tables show means over them.
+            capability: A number per client, for `choice="diverse"`.
+            architectures: What each client's architecture is called.
+            snapshots: Of how many evaluations embeddings are kept.
+        """
         self.method, self.engine, self.data = method, engine, data
         self.rounds, self.seed, self.filters = rounds, seed, tuple(filters)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
-        self.pictured = _spread(rounds, evaluate_every, snapshots)
+        self.evaluated = frozenset(evaluated_rounds(rounds, evaluate_every, evaluate_last))
+        self.pictured = _spread(sorted(self.evaluated), snapshots)
         self.architectures = tuple(architectures)
         self.mixed = len(engine.starts) > 1
         starts = [marked(start, k) if self.mixed else start for k, start in enumerate(engine.starts)]
@@ -147,7 +154,7 @@ class Federation:
         terms |= self._teach(round)  # what is sent next is what is tested and saved
         record = Record(round, chosen, received.dropped, loss, terms, received.bytes, down, measures=measures)
         record.seconds = time.perf_counter() - began
-        if round % self.evaluate_every == 0 or round == self.rounds:
+        if round in self.evaluated:
             self._evaluate(record)
         return record
 
@@ -271,9 +278,13 @@ def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
     return tuple(kind for kind, there in zip(KINDS, (method.predict.trains_head, prototypes), strict=True) if there)
 
 
-def _spread(rounds: int, every: int, number: int) -> frozenset[int]:
+def evaluated_rounds(rounds: int, every: int, last: int) -> set[int]:
+    """The rounds that are evaluated: the multiples of `every`, and the `last` ones."""
+    return {*range(every, rounds + 1, every), *range(max(1, rounds - last + 1), rounds + 1)}
+
+
+def _spread(evaluated: Sequence[int], number: int) -> frozenset[int]:
     """So many evaluated rounds, spread evenly, the first and the last among them."""
-    evaluated = sorted({*range(every, rounds + 1, every), rounds})
     if number < 2 or len(evaluated) <= number:
         return frozenset(evaluated[-number:] if number else ())
     return frozenset(evaluated[round(k * (len(evaluated) - 1) / (number - 1))] for k in range(number))

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from .. import disk
 from ..evaluate import Confusion, Scores, Snapshot
 from ..wire import Bundle, Message, WireError, decode, encode
-from .checkpoint import read_states, write_atomically, written_states
+from .checkpoint import StoredStates, write_states
 from .engine import Downloads, Inputs, PlainEngine, Taught
 from .judge import Evaluation
 from .local import ClientState, Outcome
@@ -59,10 +60,14 @@ class FolderStates(MutableMapping[int, ClientState]):
     def __getitem__(self, client: int) -> ClientState:
         if not self._file(client).exists():
             raise KeyError(client)
-        return read_states(self._file(client))[client]
+        return StoredStates(self._file(client))[client]
 
     def __setitem__(self, client: int, state: ClientState) -> None:
-        write_atomically(self._file(client), written_states({client: state}))
+        file = self._file(client)
+        with disk.writing(file):
+            write_states(file.with_suffix(".tmp"), {client: state})
+            file.with_suffix(".tmp").replace(file)
+            disk.sync_folder(self.folder)
 
     def __delitem__(self, client: int) -> None:
         self._file(client).unlink()

@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from .confusion import Confusions
-from .read import Folder, JsonRow, Run, Variant, number, read_folder
-from .space import Projection, read_snapshots, space
-from .tables import (
-    CAPTION,
-    DIRECTIONS,
-    FIGURE,
-    KINDS,
+from ..results.confusions import Confusions
+from ..results.read import Folder, Run, read_folder
+from ..results.read import VariantRuns as Variant
+from ..results.rows import DIRECTIONS, FIGURE, PREDICTIONS, JsonRow, number
+from ..results.tables import (
     MEASURES,
     MISSING,
     NAME,
     OWN,
     Column,
     Row,
+    caption,
     comparison_cells,
     default_columns,
+    flat,
     notes,
     parse_column,
     written,
 )
+from .space import Projection, read_snapshots, space
 
 MOST_ROUNDS = 250  # points of a curve
 MOST_EVALUATIONS = 60  # columns of a heat map
@@ -101,14 +101,10 @@ def _table(folder: Folder) -> Content:
     chosen = [parse_column(name) for name in columns or default_columns(run for row in rows for run in row.runs)]
     header, lines = comparison_cells(rows, columns)
     cells = [
-        [{"text": row.label}] + [_cell(row, column, cell) for column, cell in zip(chosen, line[1:], strict=True)]
+        [{"text": row.title}] + [_cell(row, column, cell) for column, cell in zip(chosen, line[1:], strict=True)]
         for row, line in zip(rows, lines, strict=True)
     ]
-    seeds = max((len(row.runs) for row in rows), default=0)
-    caption = (
-        f"{CAPTION} ({seeds} seed{'' if seeds == 1 else 's'}); accuracy and F1 in %. Best bold, second underlined."
-    )
-    return {"header": header, "rows": cells, "caption": caption, "notes": notes(rows, columns)}
+    return {"header": header, "rows": cells, "caption": caption(rows), "notes": notes(rows, columns)}
 
 
 def _is_column(name: Any) -> bool:
@@ -125,20 +121,23 @@ def _run_table(run: Run) -> Content:
     """One run: each way of summing up, or the last evaluation while it goes on."""
     parts: dict[str, Mapping[str, Any]] = {}
     if run.summary is not None:
-        parts = {"last round": run.summary["last_round"], "mean of the last five evaluations": run.summary[FIGURE]}
+        five = "rounds" if run.summary.get("format", 1) >= 2 else "evaluations"
+        parts = {"last round": run.summary["last_round"], f"mean of the last five {five}": run.summary[FIGURE]}
         best = run.summary.get("best_on_validation")
         if isinstance(best, dict):
             parts[f"best on validation (round {best.get('round')})"] = best
     elif run.metrics:
         parts = {f"round {run.metrics[-1]['round']}, so far": run.metrics[-1]}
     there = {key for values in parts.values() for key in values if NAME.fullmatch(key)}
-    wanted = [f"{m}_{kind}" for m in MEASURES for kind in KINDS] + sorted(key for key in there if "@" in key)
+    wanted = [f"{m}_{kind}" for m in MEASURES for kind in PREDICTIONS] + sorted(key for key in there if "@" in key)
     columns = [parse_column(key) for key in wanted if key in there]
     cells = [
         [{"text": label}, *(_over_clients(values, column) for column in columns)] for label, values in parts.items()
     ]
-    caption = "Mean ± standard deviation over clients; accuracy and F1 in %."
-    return {"header": ["figure", *(c.title for c in columns)], "rows": cells, "caption": caption, "notes": []}
+    about = "Mean ± standard deviation over clients; accuracy and F1 in %."
+    dropped = [Row(run.label, run.method, {}, [run.summary])] if run.summary is not None else []
+    said = [line for line in notes(dropped) if line.startswith(("failed", "dropped"))] if dropped else []
+    return {"header": ["figure", *(c.title for c in columns)], "rows": cells, "caption": about, "notes": said}
 
 
 def _over_clients(values: Mapping[str, Any], column: Column) -> Content:
@@ -196,7 +195,11 @@ def over_clients(key: str, scale: float) -> Values:
     """The deviation over clients. The accuracy in the method's own way has that of the head or the prototype: one it is."""
 
     def value(row: JsonRow) -> float | None:
-        same = [f"{OWN}_{kind}" for kind in KINDS if row.get(f"{OWN}_{kind}") == row.get(OWN)] if key == OWN else [key]
+        same = (
+            [f"{OWN}_{kind}" for kind in PREDICTIONS if row.get(f"{OWN}_{kind}") == row.get(OWN)]
+            if key == OWN
+            else [key]
+        )
         found = number(row, f"{same[0]}_std") if same else None
         return None if found is None else scale * found
 
@@ -207,7 +210,7 @@ def _curves(folder: Folder) -> list[Content]:
     """Accuracies, F1, MAE, the loss and the silhouette: a chart for each, a line for each variant."""
     there = {key for run in folder.runs for row in run.metrics for key in row}
     plain = sorted(key for key in there if key.startswith(COLUMNS_OF_METRICS) and not key.endswith("_std"))
-    first = [OWN, *(f"accuracy_{kind}" for kind in KINDS)]
+    first = [*(f"accuracy_{kind}" for kind in PREDICTIONS), OWN]
     keys = [key for key in first if key in there] + [key for key in plain if key not in first]
     charts = []
     for key in keys:
@@ -292,7 +295,7 @@ def _clients(run: Run) -> Content:
         "rounds": [row["round"] for row in rows],
         "names": (names or [f"client {c}" for c in range(number_of)])[:shown],
         "clients": number_of,
-        **{kind: thousandths(kind) for kind in KINDS if f"accuracy_{kind}" in rows[-1]},
+        **{kind: thousandths(kind) for kind in PREDICTIONS if f"accuracy_{kind}" in rows[-1]},
     }
 
 
@@ -355,7 +358,8 @@ def _bytes(folder: Folder) -> Content:
     lines = []
     for variant in folder.variants:
         kinds = {d: {k: _mean_bytes(variant, d, k) for k in BYTE_KINDS} for d in ("up", "down")}
-        points = [point for run in variant.runs if (point := _point(run)) is not None]
+        shown = [run for run in variant.runs if run.summary is not None] or variant.runs  # as in the table
+        points = [point for run in shown if (point := _point(run)) is not None]
         if points:
             lines.append({"label": variant.label, **kinds, "points": points})
     return {"kinds": list(BYTE_KINDS), "lines": lines}
@@ -374,24 +378,13 @@ def _point(run: Run) -> Content | None:
         for row in run.rounds
     ]
     figures = run.summary[FIGURE] if run.summary is not None else run.metrics[-1] if run.metrics else {}
-    accuracy = {"own": number(figures, OWN), **{kind: number(figures, f"accuracy_{kind}") for kind in KINDS}}
+    accuracy = {"own": number(figures, OWN), **{kind: number(figures, f"accuracy_{kind}") for kind in PREDICTIONS}}
     if not per_round or all(v is None for v in accuracy.values()):
         return None
     return {
         "bytes": short(statistics.fmean(per_round)),
         **{kind: None if v is None else short(100 * v) for kind, v in accuracy.items()},
     }
-
-
-def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """`method.alignment.shape` → `linear`: one line a setting."""
-    lines: dict[str, str] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            lines |= flat(value, f"{before}{key}.")
-        else:
-            lines[before + str(key)] = written(value)
-    return lines
 
 
 def _settings(folder: Folder) -> Content:

@@ -14,11 +14,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from ..errors import ProtofedError
-from .confusion import INK, LINE, QUIET, SHADES, By
+from ..results.confusions import By
+from ..results.read import Folder, Run, read_folder
+from ..results.read import VariantRuns as Variant
+from ..results.rows import JsonRow, number
+from ..results.tables import OWN, own_predictions
+from .confusion import INK, LINE, QUIET, SHADES
 from .content import curve, over_clients
-from .read import Folder, JsonRow, Run, Variant, number, read_folder
 from .space import Projection, project, read_snapshots, thin
-from .tables import OWN
 
 Width = Literal["column", "page"]
 WIDTHS: dict[Width, float] = {"column": 3.3, "page": 6.9}  # inches
@@ -70,12 +73,16 @@ def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any]
 def plot_accuracy(source: Source, by: By | None = None, width: Width = "column") -> Figure:
     """Accuracy by round, a line for each variant; the band is the deviation over seeds, of a single run over clients.
 
-    Unless `by` says otherwise, in the way each method's paper predicts; of older runs, by head.
+    Unless `by` says otherwise, in the way the method's paper predicts where that is one way for all variants; else by the
+    head, or by prototype where a variant trains no head.
     """
     folder = _folder(source)
-    if by is None and any(number(row, OWN) is not None for run in folder.runs for row in run.metrics):
-        return _lines(folder, "metrics", OWN, "accuracy (%)", 100.0, width)
-    by = by or "head"
+    rows = [row for run in folder.runs for row in run.metrics]
+    if by is None and any(number(row, OWN) is not None for row in rows):
+        ways = [own_predictions(row) for row in rows if number(row, OWN) is not None]
+        if len(folder.variants) == 1 or set.intersection(*ways):
+            return _lines(folder, "metrics", OWN, "accuracy (%)", 100.0, width)
+    by = by or ("head" if all("accuracy_head" in row for row in rows) else "prototype")
     return _lines(folder, "metrics", f"accuracy_{by}", f"accuracy by {by} (%)", 100.0, width)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ProtofedError, unknown
-from .content import flat
-from .tables import FIGURE
+from .rows import FIGURE
+from .tables import flat
 
 LONGEST = 500  # characters of a setting: the shortest limit of the trackers
 

@@ -1,4 +1,7 @@
-"""Tables of results for the terminal, Markdown, LaTeX and CSV, with more or fewer columns."""
+"""Tables of results: the cells, what is best and by how much, and the texts in Markdown, LaTeX and CSV.
+
+Like stands beside like: a column holds one way of predicting, and the best of it is marked within it.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,59 @@ import io
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from rich.table import Table
-from rich.text import Text
-from scipy import stats
-
 from ..errors import unknown
+from .rows import DIRECTIONS, FIGURE, PREDICTIONS
 
-FIGURE = "last_five"
-DIRECTIONS = ("bytes_up", "bytes_down")
-MISSING = "–"
+MISSING, FAILED = "–", "failed"
+EMPTY_ROUND = "†"  # behind the label of a variant that had rounds in which no client returned anything usable
 SEEDS_FOR_A_TEST = 3
 CLIENTS_FOR_A_TEST = 6  # with fewer that differ no signed-rank test can be below 0.03
-CAPTION = "Mean over clients, mean of the last five evaluations, mean ± standard deviation over seeds"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: what it is, and the summaries of those of its runs that have finished."""
+    """One variant: what it is, the summaries of those of its runs that have finished, and why others failed.
+
+    A run in which nobody returned anything usable to the end has finished, and has failed all the same.
+    """
 
     label: str
     method: str
     settings: Mapping[str, Any]  # that differ between the variants
     runs: Sequence[Mapping[str, Any]]
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> list[Mapping[str, Any]]:
+        """The summaries of the runs that have figures to show."""
+        return [run for run in self.runs if not run.get("failure")]
+
+    def reasons(self) -> dict[int, str]:
+        """Why runs failed, by seed."""
+        return {**{run["seed"]: str(run["failure"]) for run in self.runs if run.get("failure")}, **self.failures}
+
+    @property
+    def empty_rounds(self) -> int:
+        """In how many rounds no client returned anything usable."""
+        return sum(run.get("empty_rounds", 0) for run in self.runs)
+
+    @property
+    def title(self) -> str:
+        """The label, marked where rounds were empty."""
+        return f"{self.label} {EMPTY_ROUND}" if self.empty_rounds else self.label
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """What the numbers of a table are. Runs of format 1 have means of five evaluations, however far apart these were."""
+    early = any(run.get("format", 1) < 2 for row in rows for run in row.runs)
+    seeds = max((len(row.runs) for row in rows), default=0)
+    return (
+        f"Mean over clients, mean of the last five {'evaluations' if early else 'rounds'}, mean ± standard deviation "
+        f"over seeds ({seeds} seed{'' if seeds == 1 else 's'}); accuracy and F1 in %. Best bold, second underlined."
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +80,7 @@ class Column:
         return None if value is None else self.scale * value
 
     def by_seed(self, row: Row) -> dict[int, float]:
-        values = {run["seed"]: self.value(run) for run in row.runs}
+        values = {run["seed"]: self.value(run) for run in row.usable}
         return {seed: value for seed, value in values.items() if value is not None}
 
 
@@ -59,19 +90,18 @@ COSTS = {
     "seconds": Column("seconds", "seconds", 1, 1, deviation=False),
 }
 MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
-KINDS = ("head", "prototype")
 OWN = "accuracy"  # in the way the method's paper predicts, by head or by prototype
-LAST = "last_"  # before a column's name: of the last round, in place of the mean of the last five evaluations
+LAST_ROUND = "last_"  # before a column's name: of the last round, in place of the mean of the last five
 SILHOUETTE = "silhouette"  # of the embedding space, from −1 to 1
-NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(KINDS)})(@[^@]+)?")
+NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(PREDICTIONS)})(@[^@]+)?")
 
 
 def measured(summary: Mapping[str, Any], key: str) -> float | None:
     """A run's number as it is: a figure, the bytes of a round (all kinds and clients together), or the seconds."""
     if key in DIRECTIONS:
         return sum(summary[key].values()) / summary["rounds"]
-    if key.startswith(LAST):
-        return summary["last_round"].get(key.removeprefix(LAST))
+    if key.startswith(LAST_ROUND):
+        return summary["last_round"].get(key.removeprefix(LAST_ROUND))
     return summary["seconds"] if key == "seconds" else summary[FIGURE].get(key)
 
 
@@ -79,16 +109,18 @@ def parse_column(name: str) -> Column:
     """`weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, …; `head` and `prototype` are short for the accuracies."""
     if name in COSTS:
         return COSTS[name]
-    if name.startswith(LAST):
-        column = parse_column(name.removeprefix(LAST))
-        return replace(column, key=LAST + column.key, title=f"{column.title}, last round")
+    if name.startswith(LAST_ROUND):
+        column = parse_column(name.removeprefix(LAST_ROUND))
+        return replace(column, key=LAST_ROUND + column.key, title=f"{column.title}, last round")
     if name == OWN:
         return Column(OWN, OWN, 100, better="higher")
     if name == SILHOUETTE:
         return Column(SILHOUETTE, SILHOUETTE, 1, 3, better="higher")
-    found = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in KINDS else name)
+    found = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in PREDICTIONS else name)
     if found is None:
-        raise unknown("column", name, [OWN, SILHOUETTE, *(f"{m}_{kind}" for m in MEASURES for kind in KINDS), *COSTS])
+        raise unknown(
+            "column", name, [OWN, SILHOUETTE, *(f"{m}_{kind}" for m in MEASURES for kind in PREDICTIONS), *COSTS]
+        )
     measure, kind, architecture = found.groups()
     title = MEASURES[measure] + kind + (architecture or "").replace("@", " @ ")
     if measure == "mae":
@@ -99,21 +131,25 @@ def parse_column(name: str) -> Column:
 def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The accuracies; ensembles where they were measured; F1 and MAE where classes are numbers; what it cost.
 
-    The accuracy in each method's own way comes first where neither head nor prototype is the own way of all.
+    The accuracy in each method's own way is not among them: it would set one method's head beside another's prototypes.
     """
-    figures = [run[FIGURE] for run in runs]
-    there = {key for figure in figures for key in figure}
-    ways = [_own_ways(figure) for figure in figures if figure.get(OWN) is not None]
-    own = [OWN] if ways and not set.intersection(*ways) else []
-    ensembles = [f"ensemble_{kind}" for kind in KINDS if f"ensemble_{kind}" in there]
-    numbers = [f"{measure}_{kind}" for measure in ("f1", "mae") for kind in KINDS if f"mae_{kind}" in there]
-    return [*own, *(f"accuracy_{kind}" for kind in KINDS), *ensembles, *numbers, *COSTS]
+    measures = {key for run in runs for key in run[FIGURE]}
+    ensembles = [f"ensemble_{kind}" for kind in PREDICTIONS if f"ensemble_{kind}" in measures]
+    numbers = [f"{measure}_{kind}" for measure in ("f1", "mae") for kind in PREDICTIONS if f"mae_{kind}" in measures]
+    return [*(f"accuracy_{kind}" for kind in PREDICTIONS), *ensembles, *numbers, *COSTS]
 
 
-def _own_ways(figure: Mapping[str, Any]) -> set[str]:
-    """The kinds of prediction that give a run's own accuracy: both of them where the two are equal."""
-    by = {kind: figure.get(f"accuracy_{kind}") for kind in KINDS}
-    return {kind for kind, value in by.items() if value is not None and abs(value - figure[OWN]) < 1e-9}
+def own_predictions(figures: Mapping[str, Any]) -> set[str]:
+    """The predictions that give a run's accuracy in its own way: both of them where the two are equal."""
+    own = figures.get(OWN)
+    by = {kind: figures.get(f"accuracy_{kind}") for kind in PREDICTIONS}
+    return {kind for kind, value in by.items() if value is not None and own is not None and abs(value - own) < 1e-9}
+
+
+def own_ways_differ(rows: Sequence[Row]) -> bool:
+    """Whether neither the head nor the prototypes are the own way of all methods."""
+    ways = [own_predictions(run[FIGURE]) for row in rows for run in row.usable if run[FIGURE].get(OWN) is not None]
+    return bool(ways) and not set.intersection(*ways)
 
 
 def _chosen(rows: Sequence[Row], columns: Sequence[str] | None) -> list[Column]:
@@ -137,7 +173,7 @@ def _ranking(rows: Sequence[Row], column: Column) -> list[tuple[str, float]]:
     measured = {row.label: column.by_seed(row) for row in rows}
     most = max((len(values) for values in measured.values()), default=0)
     means = {label: statistics.fmean(v.values()) for label, v in measured.items() if v and len(v) == most}
-    if column.better == "neither" or len(means) < 2:
+    if column.better == "neither" or len(means) < 2 or (column.key == OWN and own_ways_differ(rows)):
         return []
     return sorted(means.items(), key=lambda item: item[1], reverse=column.better == "higher")
 
@@ -160,18 +196,25 @@ def comparison_cells(rows: Sequence[Row], columns: Sequence[str] | None = None) 
     """Header and rows. The best and the second mean of each column that has a better are marked."""
     chosen = _chosen(rows, columns)
     first = "variant" if any(row.settings or row.label != row.method for row in rows) else "method"
-    cells = [[Cell(row.label)] for row in rows]
+    cells = [[Cell(row.title)] for row in rows]
     for column in chosen:
         marks = _marks(rows, column)
         for row, line in zip(rows, cells, strict=True):
-            values = list(column.by_seed(row).values())
-            if not values:
-                line.append(Cell(MISSING))
-            elif column.deviation:
-                line.append(Cell(mean_and_deviation(values, column.digits), marks.get(row.label, "")))
-            else:
-                line.append(Cell(f"{statistics.fmean(values):,.{column.digits}f}", marks.get(row.label, "")))
+            line.append(Cell(_cell_text(row, column, rows), marks.get(row.label, "")))
     return [first, *(column.title for column in chosen)], cells
+
+
+def _cell_text(row: Row, column: Column, rows: Sequence[Row]) -> str:
+    values = list(column.by_seed(row).values())
+    if not values:
+        return FAILED if row.reasons() and not row.usable else MISSING
+    if not column.deviation:
+        return f"{statistics.fmean(values):,.{column.digits}f}"
+    text = mean_and_deviation(values, column.digits)
+    if column.key != OWN or not own_ways_differ(rows):
+        return text
+    ways = set.intersection(*(own_predictions(run[FIGURE]) for run in row.usable if OWN in run[FIGURE]))
+    return f"{text} ({' or '.join(kind for kind in PREDICTIONS if kind in ways) or 'mixed'})"
 
 
 def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
@@ -180,6 +223,8 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
 
     The second is the weaker evidence: clients of one run share their server and are no independent repetitions.
     """
+    from scipy import stats
+
     lines = []
     for column in _chosen(rows, columns):
         marks = _marks(rows, column)
@@ -215,38 +260,53 @@ def _chance(p: float) -> str:
 
 def _client_pairs(one: Row, other: Row, key: str) -> list[tuple[float, float]]:
     """Each client's two values, of every seed that both have: with one seed, a client's data is the same for all methods."""
-    first, second = ({run["seed"]: run.get("per_client", {}).get(key, []) for run in row.runs} for row in (one, other))
+    first, second = (
+        {run["seed"]: run.get("per_client", {}).get(key, []) for run in row.usable} for row in (one, other)
+    )
     both = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
     return [pair for a, b in both if len(a) == len(b) for pair in zip(a, b, strict=True)]
 
 
 def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
-    """What stands under a table: significance, and what is missing."""
+    """What stands under a table: significance, what failed, who was dropped, and what is missing."""
     lines = significance(rows, columns)
-    most = max((len(row.runs) for row in rows), default=0)
-    behind = [f"{row.label} ({len(row.runs)} of {most})" for row in rows if len(row.runs) < most]
+    most = max((len(row.usable) + len(row.reasons()) for row in rows), default=0)
+    behind = [
+        f"{row.label} ({len(row.usable)} of {most})"
+        for row in rows
+        if len(row.usable) < most and (row.usable or not row.reasons())
+    ]
     if behind:
         lines.append(f"fewer seeds than the others, and not ranked: {', '.join(behind)}")
+    lines += [line for row in rows for line in (_failure_line(row, most), _dropped_line(row)) if line]
     for column in _chosen(rows, columns):
         if not any(column.by_seed(row) for row in rows):
             lines.append(f"{column.key}: no run has measured it")
-        elif column.key == OWN:
-            lines.append("accuracy: by head or by prototype, as the method's paper predicts")
+        elif column.key == OWN and own_ways_differ(rows):
+            lines.append(
+                "accuracy: by head or by prototype, as each method's paper predicts; these are two ways of predicting, so "
+                "none is marked as the best"
+            )
     return lines
 
 
-def comparison_table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> Table:
-    header, lines = comparison_cells(rows, columns)
-    seeds = max((len(row.runs) for row in rows), default=0)
-    units = "accuracy and F1 in %" if any("F1" in name for name in header) else "accuracy in %"
-    caption = f"{CAPTION} ({seeds} seed{'' if seeds == 1 else 's'}); {units}. Best bold, second underlined."
-    table = Table(caption=caption, caption_justify="left")
-    for i, name in enumerate(header):
-        table.add_column(Text(name), justify="left" if i == 0 else "right", no_wrap=i > 0, overflow="fold")
-    styles = {"": "", "best": "bold", "second": "underline"}
-    for line in lines:
-        table.add_row(*(Text(cell.text, styles[cell.mark]) for cell in line))
-    return table
+def _failure_line(row: Row, seeds: int) -> str:
+    reasons = row.reasons()
+    if not reasons:
+        return ""
+    first = next(iter(reasons))
+    return f"failed: {row.label} ({len(reasons)} of {seeds} seeds); seed {first}: {reasons[first]}"
+
+
+def _dropped_line(row: Row) -> str:
+    dropped = sum(run.get("dropped_clients", 0) for run in row.runs)
+    if not dropped:
+        return ""
+    asked = sum(run.get("client_rounds", 0) for run in row.runs)
+    text = f"dropped: {row.title}, {dropped:,}{f' of {asked:,}' if asked else ''} client rounds"
+    if row.empty_rounds:
+        text += f"; in {row.empty_rounds:,} rounds no client returned anything usable, and the server kept its state"
+    return text
 
 
 def comparison_markdown(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
@@ -303,6 +363,17 @@ def results_csv(rows: Sequence[Row], columns: Sequence[str] | None = None) -> st
     return text.getvalue()
 
 
+def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Settings by their whole key, one line each: `method.alignment.shape` → `linear`."""
+    lines: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            lines |= flat(value, f"{before}{key}.")
+        else:
+            lines[before + str(key)] = written(value)
+    return lines
+
+
 def written(value: Any) -> str:
     """A setting as a person would write it on the command line; a choice with its settings begins with its name."""
     if value is None or isinstance(value, bool):
@@ -313,26 +384,3 @@ def written(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ",".join(written(v) for v in value) + "]"
     return str(value)
-
-
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """One run: each way of summing up, by head and by prototype, and whatever else was measured."""
-    table = Table(title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds")
-    columns = [parse_column(name) for name in default_columns([summary]) if name not in COSTS]
-    table.add_column("accuracy in %, mean ± deviation over clients")
-    for column in columns:
-        table.add_column(column.title, justify="right")
-    names = {"last_round": "last round", "last_five": "mean of the last five evaluations"}
-    if "best_on_validation" in summary:
-        names["best_on_validation"] = f"best on validation (round {summary['best_on_validation']['round']})"
-    for part, label in names.items():
-        table.add_row(label, *(_over_clients(summary[part], column) for column in columns))
-    return table
-
-
-def _over_clients(values: Mapping[str, Any], column: Column) -> str:
-    mean, deviation = values.get(column.key), values.get(f"{column.key}_std")
-    if mean is None:
-        return MISSING
-    text = f"{column.scale * mean:.{column.digits}f}"
-    return text if deviation is None else f"{text} ± {column.scale * deviation:.{column.digits}f}"

@@ -1,0 +1,208 @@
+"""From the rounds of a federation to the rows of its run folder, and to the summary."""
+
+from __future__ import annotations
+
+import io
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import wire
+from ..data.types import FederatedData
+from ..federation import Federation, Record
+from ..results.folder import History
+from ..results.rows import FORMAT, LAST, PREDICTIONS, ClientsRow, EvaluationRow, RoundRow
+from ..version import __version__
+from .settings import Settings
+
+MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_")
+MOST_CLIENTS = 1000  # whose accuracies a summary lists
+
+
+def rows_of(record: Record, history: History) -> tuple[RoundRow, EvaluationRow | None, ClientsRow | None]:
+    """The rows of a round: its own, and where it was evaluated those of the evaluation.
+
+    Args:
+        record: What happened in the round.
+        history: The rounds before it.
+    """
+    row = round_row(record)
+    if record.scores is None:
+        return row, None, None
+    evaluated = history.evaluations[-1]["round"] if history.evaluations else 0
+    dropped = sum(len(r["dropped"]) for r in history.rounds if r["round"] > evaluated) + len(record.dropped)
+    return row, evaluation_row(record, dropped), clients_row(record)
+
+
+def round_row(record: Record) -> RoundRow:
+    """A round as `rounds.jsonl` holds it."""
+    row: RoundRow = {
+        "round": record.round,
+        "participants": record.participants,
+        "dropped": {str(client): why for client, why in record.dropped.items()},
+        "loss": record.loss,
+        "terms": dict(record.terms),
+        "up": {kind: record.up[kind] for kind in wire.KINDS},
+        "down": {kind: record.down[kind] for kind in wire.KINDS},
+        "seconds": round(record.seconds, 4),
+    }
+    if record.measures:
+        row["measures"] = dict(record.measures)
+    return row
+
+
+def evaluation_row(record: Record, dropped: int) -> EvaluationRow:
+    """An evaluation as `metrics.jsonl` holds it. Bytes and seconds are those of this round; `dropped` counts client
+    rounds since the evaluation before."""
+    row: Any = {
+        "round": record.round,
+        **record.metrics,
+        "loss": record.loss,
+        "bytes_up": sum(record.up.values()),
+        "bytes_down": sum(record.down.values()),
+        "seconds": round(record.seconds, 4),
+        "dropped_clients": dropped,
+    }
+    return row
+
+
+def clients_row(record: Record) -> ClientsRow:
+    """Each client's accuracies as `clients.jsonl` holds them."""
+    scores = record.scores or []
+    keys = [f"accuracy_{kind}" for kind in PREDICTIONS if f"accuracy_{kind}" in record.metrics]
+    row: Any = {
+        "round": record.round,
+        **{key: [getattr(s, key) for s in scores] for key in keys},
+        "samples": [s.samples for s in scores],
+    }
+    return row
+
+
+def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
+    """Who was taken for whom at the last evaluation, client by client."""
+    names = data.client_names or tuple(f"client {c}" for c in range(len(data.clients)))
+    rows = {
+        name: {k: getattr(s, f"by_{k}").rows.tolist() for k in PREDICTIONS if f"accuracy_{k}" in record.metrics}
+        for name, s in zip(names, record.scores or [], strict=True)
+    }
+    return {
+        "round": record.round,
+        "classes": list(data.class_names),
+        "values": list(data.class_values),
+        "rows": ["true", "predicted", "count"],
+        "clients": rows,
+    }
+
+
+def snapshot_of(record: Record) -> bytes | None:
+    """An `.npz` of some clients' embeddings `z [n, d]` with class `y` and `client`, and the prototypes they are compared
+    with: one bank, or several stacked. None where this round is not pictured."""
+    pictured = [(c, s.snapshot) for c, s in enumerate(record.scores or []) if s.snapshot is not None]
+    if not pictured:
+        return None
+    banks = [s for _, s in pictured]
+    if all(np.array_equal(s.prototypes, banks[0].prototypes) for s in banks):
+        banks = banks[:1]
+    prototypes = np.stack([s.prototypes for s in banks]) if len(banks) > 1 else banks[0].prototypes
+    known = np.stack([s.known for s in banks]) if len(banks) > 1 else banks[0].known
+    content: dict[str, Any] = {
+        "z": np.concatenate([s.z for _, s in pictured]),
+        "y": np.concatenate([s.y for _, s in pictured]),
+        "client": np.concatenate([np.full(len(s.y), c) for c, s in pictured]),
+        "prototypes": prototypes,
+        "known": known,
+    }
+    memory = io.BytesIO()
+    np.savez_compressed(memory, **content)
+    return memory.getvalue()
+
+
+def summarise(history: History, settings: Settings, federation: Federation) -> dict[str, Any]:
+    """The figures of a finished run: the last round, the mean of the last five rounds, and best on validation. Never best
+    on test."""
+    rows: list[Any] = list(history.evaluations)
+    rounds = history.rounds
+    last = [row for row in rows if row["round"] > federation.rounds - LAST]
+    measures = [k for k in rows[-1] if k.startswith(MEASURES)]
+    summary: dict[str, Any] = {
+        "format": FORMAT,
+        "method": settings.method.name,
+        "seed": settings.general.seed,
+        "rounds": federation.round,
+        "clients": len(federation.data.clients),
+        "failure": failure_of(rounds),
+        "last_round": {k: rows[-1][k] for k in measures},
+        "last_five": {k: sum(v) / len(v) for k in measures if (v := [r[k] for r in last if k in r])},
+    }
+    if len(federation.data.clients) <= MOST_CLIENTS:
+        summary["per_client"] = _per_client(history)
+    if "validation" in rows[-1]:
+        best = max(rows, key=lambda r: r["validation"])
+        validated = [k for k in best if k.startswith("validation")]
+        summary["best_on_validation"] = {k: best[k] for k in ("round", *validated, *measures)}
+    measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
+    if measured:
+        summary["measures"] = dict(measured[-1])
+    note = settings.method.describe(federation.state, federation.round).note
+    if note:
+        summary["notes"] = [note]
+    return {**summary, **_costs(rounds), **_about(federation)}
+
+
+def _per_client(history: History) -> dict[str, list[float]]:
+    """Each client's accuracies, means over the evaluations of the last five rounds."""
+    rows: list[Any] = list(history.clients)
+    kinds = [k for k in rows[-1] if k.startswith("accuracy_")]
+    columns = {k: zip(*(row[k] for row in rows if k in row), strict=True) for k in kinds}
+    return {k: [round(sum(v) / len(v), 6) for v in columns[k]] for k in kinds}
+
+
+def _costs(rounds: list[RoundRow]) -> dict[str, Any]:
+    """What a run cost in bytes and seconds, and how many client rounds were lost."""
+    costs: dict[str, Any] = {
+        "bytes_up": {kind: sum(row["up"][kind] for row in rounds) for kind in wire.KINDS},
+        "bytes_down": {kind: sum(row["down"][kind] for row in rounds) for kind in wire.KINDS},
+        "seconds": round(sum(row["seconds"] for row in rounds), 3),
+        "dropped_clients": sum(len(row["dropped"]) for row in rounds),
+        "client_rounds": sum(len(row["participants"]) for row in rounds),
+        "empty_rounds": sum(_is_empty(row) for row in rounds),
+    }
+    return costs
+
+
+def _is_empty(row: RoundRow) -> bool:
+    """Whether clients were asked and none returned anything usable."""
+    return bool(row["participants"]) and len(row["dropped"]) == len(row["participants"])
+
+
+def failure_of(rounds: list[RoundRow]) -> str | None:
+    """Why the run is worth nothing: to the last round no client returned anything usable. None where that is not so."""
+    lasting = 0
+    for row in reversed(rounds):
+        if not _is_empty(row):
+            break
+        lasting += 1
+    if lasting == 0:
+        return None
+    first = rounds[-lasting]
+    return (
+        f"from round {first['round']} to the last no client returned anything usable "
+        f"({next(iter(first['dropped'].values()))})"
+    )
+
+
+def _about(federation: Federation) -> dict[str, Any]:
+    """The sizes of the models, and the versions of what computed the figures."""
+    engine = federation.engine
+    names = dict(zip(engine.owner, federation.architectures, strict=True))
+    return {
+        "model_parameters": {names[k]: number for k, number in enumerate(engine.parameters)},
+        "versions": {
+            "protofed": __version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }

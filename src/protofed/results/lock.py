@@ -1,0 +1,97 @@
+"""One writer for a folder: a lock that its process holds for the whole run, and that ends with the process."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from ..errors import ProtofedError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no record locks of this kind; two writers in one process are still noticed
+    fcntl = None  # type: ignore[assignment]
+
+FILE = ".lock"
+_held: set[tuple[int, int]] = set()  # device and inode of the lock files that this process holds
+
+
+class FolderLock:
+    """The right to write a folder. A second process that asks for it is told who has it.
+
+    The lock is the operating system's: it goes with the process, however that ends, so a lock file that is left behind
+    locks nothing. It is not inherited by child processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file: IO[str] | None = None
+        self._key = (0, 0)
+
+    def acquire(self) -> FolderLock:
+        """Take the lock, or raise an error that names the process that has it."""
+        path = self.folder / FILE
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise ProtofedError(f"{self.folder}: cannot be written ({error.strerror})") from None
+        file = os.fdopen(handle, "r+", encoding="utf-8")
+        status = os.fstat(handle)
+        key = (status.st_dev, status.st_ino)
+        try:
+            if key in _held:
+                raise BlockingIOError
+            if fcntl is not None:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = file.read()
+            if key not in _held:  # closing any handle of a file would end the locks that this process has on it
+                file.close()
+            if not isinstance(error, BlockingIOError | PermissionError):
+                raise ProtofedError(f"{self.folder}: cannot be locked ({error.strerror})") from None
+            raise ProtofedError(f"{self.folder}: {_sentence(holder)}; wait for it, or stop it") from None
+        file.seek(0)
+        file.truncate()
+        since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+        about = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": " ".join(sys.argv)}
+        with suppress(OSError):  # on a full disk the lock holds all the same
+            file.write(json.dumps(about) + "\n")
+            file.flush()
+        self._file, self._key = file, key
+        _held.add(key)
+        return self
+
+    def release(self) -> None:
+        """Give the lock back; a lock that is not held is left alone."""
+        if self._file is not None:
+            _held.discard(self._key)
+            with suppress(OSError):  # what was to be flushed does not matter any more
+                self._file.close()
+            self._file = None
+
+    def __enter__(self) -> FolderLock:
+        return self if self._file is not None else self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _sentence(text: str) -> str:
+    """Who has the lock, from what its holder wrote into the file."""
+    try:
+        about = json.loads(text)
+        return (
+            f"process {about['pid']} on {about['host']} has been writing to this folder since {about['since']} "
+            f"({about['command']})"
+        )
+    except (ValueError, KeyError, TypeError):
+        return "another process is writing to this folder"

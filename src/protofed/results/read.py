@@ -1,0 +1,299 @@
+"""The one reader of run folders, comparisons and archives of them.
+
+A person who opens a report wants to see what there is, so reading is tolerant: a file that is missing, cut off or foreign
+gives a note and not an end, and only a folder that holds no run at all is an error. A program that goes on from a result
+reads strictly: the same problem is then an error of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import disk
+from ..errors import ProtofedError
+from .comparison import Record, read_record
+from .confusions import By, Confusions, read_confusions
+from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_is_run, read_settings
+from .rows import CLIENTS, EVALUATIONS, FORMAT, ROUNDS, ROW_FILES, SUMMARY, JsonRow, problem_of
+from .tables import Row
+
+SEED = re.compile(r"(.+)-seed(\d+)")
+
+
+@dataclass
+class Reader:
+    """Reads the files of runs. Problems are notes, or errors where it is strict."""
+
+    strict: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    def problem(self, text: str) -> None:
+        if self.strict:
+            raise ProtofedError(text)
+        self.notes.append(text)
+
+    def settings(self, path: Path) -> dict[str, Any]:
+        try:
+            return read_settings(path)
+        except ProtofedError as error:
+            self.problem(str(error))
+            return {}
+
+    def rows(self, file: Path) -> list[JsonRow]:
+        """The rows of a .jsonl file by round. A last line that is being written, or was cut off, is passed over."""
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            self.problem(f"{file}: not readable ({error})")
+            return []
+        return self.parsed(file, lines)
+
+    def parsed(self, file: Path, lines: Sequence[str]) -> list[JsonRow]:
+        """Lines of the file of that name, checked and sorted by round."""
+        rows: dict[int, JsonRow] = {}
+        bad: list[tuple[int, str]] = []
+        for place, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+            except ValueError:
+                if place < len(lines) or line.endswith("\n"):
+                    bad.append((place, "not JSON"))
+                continue
+            why = problem_of(file.name, row)
+            if why is None:
+                rows[row["round"]] = row
+            else:
+                bad.append((place, why))
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            self.problem(f"{file}: line {bad[0][0]}{more} left out ({bad[0][1]})")
+        return [rows[round] for round in sorted(rows)]
+
+    def summary(self, file: Path) -> JsonRow | None:
+        """The summary; None where the run has not finished, or (with a note) where the file is no use."""
+        try:
+            return self.checked_summary(file, json.loads(file.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self.problem(f"{file}: not readable ({error}); the run is shown as one that has not finished")
+            return None
+
+    def checked_summary(self, file: Path, content: Any) -> JsonRow | None:
+        """A summary that was read from `file`, or None with a note where tables could not use it."""
+        why = problem_of(SUMMARY, content)
+        if why is None and content.get("format", 1) > FORMAT:
+            why = f"format {content['format']}; this version reads up to {FORMAT}"
+        if why is None and ("format" in content or disk.DIGEST in content):
+            try:
+                content = disk.opened(json.dumps(content).encode(), file)
+            except ProtofedError:
+                why = "damaged: its content does not match the digest in it"
+        if why is None:
+            return dict(content)
+        self.problem(f"{file}: not readable ({why}); the run is shown as one that has not finished")
+        return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `summary` is None while it has not finished; `notes` say what could not be read."""
+
+    path: Path
+    label: str
+    seed: int
+    settings: Mapping[str, Any]
+    rounds: Sequence[JsonRow]
+    metrics: Sequence[JsonRow]
+    clients: Sequence[JsonRow]
+    summary: JsonRow | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the run's folder."""
+        return self.path.name
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        method = self.settings.get("method")
+        return str(method.get("name", self.label)) if isinstance(method, Mapping) else self.label
+
+    @property
+    def planned(self) -> int | None:
+        """How many rounds the settings ask for."""
+        rounds = self.settings.get("rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    @property
+    def last(self) -> int:
+        """The last round that was written."""
+        return max((row["round"] for row in (*self.rounds, *self.metrics)), default=0)
+
+    def confusions(self, by: By | None = None) -> Confusions | None:
+        """None where there is no such file yet, or (with a note) where it is not readable."""
+        if not (self.path / CONFUSIONS).is_file():
+            return None
+        try:
+            return read_confusions(self.path, by)
+        except ProtofedError as error:
+            note = str(error)
+            if note not in self.notes:
+                self.notes.append(note)
+            return None
+
+
+@dataclass(frozen=True)
+class VariantRuns:
+    """A line of the comparison: a label and its runs, one for each seed that has begun; and why seeds failed."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any]
+    runs: Sequence[Run]
+    failures: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> list[JsonRow]:
+        """The summaries of the runs that have finished."""
+        return [run.summary for run in self.runs if run.summary is not None]
+
+    def row(self) -> Row:
+        """As a table wants it."""
+        return Row(self.label, self.method, self.settings, self.finished, self.failures)
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run (one variant, one seed), or the variants × seeds of a comparison."""
+
+    path: Path
+    comparison: bool
+    variants: Sequence[VariantRuns]
+    columns: Sequence[str] | None = None
+    begins: int = 1  # how many runs there will be
+    own_notes: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs that have begun."""
+        return [run for variant in self.variants for run in variant.runs]
+
+    def notes(self) -> list[str]:
+        """What could not be read."""
+        return [*self.own_notes, *(note for run in self.runs for note in run.notes)]
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (folder / SETTINGS).is_file()
+
+
+def read_folder(folder: str | Path) -> Folder:
+    """Read a run folder, a comparison's, or any folder with run folders in it, as far as that can be done.
+
+    Example: `read_folder("runs/digits").runs[0].metrics`
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ProtofedError(f"{path}: no such run folder")
+    if is_run(path):
+        run = read_run(path)
+        return Folder(path, False, [VariantRuns(run.label, run.method, {}, [run])])
+    if (path / COMPARISON).is_file():
+        return _read_comparison(path)
+    found = _read_loose(path, [])
+    if not found.runs:
+        raise ProtofedError(
+            f"{path}: neither a run folder ({SETTINGS}) nor a comparison ({COMPARISON}), nor runs in it"
+        )
+    return found
+
+
+def read_run(path: Path, label: str | None = None, seed: int | None = None) -> Run:
+    """Read one run's folder as far as that can be done."""
+    reader = Reader()
+    settings = reader.settings(path)
+    rows = {name: reader.rows(path / name) for name in ROW_FILES}
+    summary = reader.summary(path / SUMMARY)
+    if summary is not None:
+        missing = [name for name in ROW_FILES if not (path / name).is_file()]
+        reader.notes += [f"{path / name}: missing, although the run has finished" for name in missing]
+    return _run(path, label, seed, settings, rows, summary, reader.notes)
+
+
+def _run(
+    path: Path,
+    label: str | None,
+    seed: int | None,
+    settings: Mapping[str, Any],
+    rows: Mapping[str, list[JsonRow]],
+    summary: JsonRow | None,
+    notes: list[str],
+) -> Run:
+    method = settings.get("method")
+    known = method.get("name") if isinstance(method, Mapping) else None
+    own_seed = settings.get("seed")
+    seed = own_seed if isinstance(own_seed, int) else seed or 0
+    label = label or str(known or path.name)
+    return Run(path, label, seed, settings, rows[ROUNDS], rows[EVALUATIONS], rows[CLIENTS], summary, notes)
+
+
+def read_finished(path: Path) -> tuple[dict[str, Any], list[JsonRow], JsonRow]:
+    """Read a finished run strictly: its settings, its evaluations and its summary.
+
+    A run that has not finished is an error, and so are files that are damaged or do not belong together.
+    """
+    check_is_run(path)
+    reader = Reader(strict=True)
+    settings = reader.settings(path)
+    summary = reader.summary(path / SUMMARY)
+    if summary is None:
+        raise ProtofedError(f"{path}: the run has not finished; `protofed resume {path}`")
+    for name, digest in summary.get("rows", {}).items():
+        if (path / name).is_file() and disk.digest_of(path / name) == digest:
+            continue
+        raise ProtofedError(f"{path / name}: not the rows that {SUMMARY} was made of (missing, damaged or foreign)")
+    return settings, reader.rows(path / EVALUATIONS), summary
+
+
+def _read_comparison(path: Path) -> Folder:
+    try:
+        record = read_record(path)
+    except ProtofedError as error:
+        return _read_loose(path, [f"{error}; the runs are grouped by their folders' names"])
+    variants = [
+        VariantRuns(
+            variant.label, variant.method, variant.settings, list(_runs_of(path, record, k)), record.failures_of(k)
+        )
+        for k, variant in enumerate(record.variants)
+    ]
+    return Folder(path, True, variants, record.columns, len(record.variants) * len(record.seeds))
+
+
+def _runs_of(path: Path, record: Record, which: int) -> Iterable[Run]:
+    variant = record.variants[which]
+    for seed in record.seeds:
+        place = path / variant.cell(seed)
+        if is_run(place):
+            yield read_run(place, variant.label, seed)
+
+
+def _read_loose(path: Path, notes: list[str]) -> Folder:
+    """Runs grouped by their folders' names: `fedsap-seed1234` and `fedsap-seed1235` are seeds of one variant."""
+    places = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and is_run(p))
+    groups: dict[str, list[Run]] = {}
+    for place in places:
+        found = SEED.fullmatch(place.name)
+        label = found[1] if found else place.name
+        groups.setdefault(label, []).append(read_run(place, label, int(found[2]) if found else None))
+    variants = [VariantRuns(label, runs[0].method, {}, runs) for label, runs in groups.items()]
+    return Folder(path, True, variants, None, len(places), notes)

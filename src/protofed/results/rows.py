@@ -1,0 +1,140 @@
+"""The rows of a run folder and its summary: what stands in them, and the number of the format.
+
+| file | one object per | type |
+| --- | --- | --- |
+| `rounds.jsonl` | round | `RoundRow` |
+| `metrics.jsonl` | evaluated round | `EvaluationRow` |
+| `clients.jsonl` | evaluated round | `ClientsRow` |
+| `summary.json` | run | `Summary` |
+
+Rows may hold more than is named here: an evaluation's figures are named by measure and prediction (`weighted_head`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pydantic
+from typing_extensions import NotRequired, TypedDict
+
+FORMAT = 2
+"""Of a run folder. Format 1, of before 0.2, has no `run.json`, and its `last_five` are the last five *evaluations*."""
+
+ROUNDS, EVALUATIONS, CLIENTS, SUMMARY = "rounds.jsonl", "metrics.jsonl", "clients.jsonl", "summary.json"
+ROW_FILES = (ROUNDS, EVALUATIONS, CLIENTS)
+LAST = 5
+"""Rounds, the last ones of a run, over whose evaluations the figures of tables are means."""
+PREDICTIONS = ("head", "prototype")
+DIRECTIONS = ("bytes_up", "bytes_down")
+FIGURE = "last_five"
+JsonRow = dict[str, Any]
+
+_open = pydantic.ConfigDict(extra="allow", strict=True)
+
+
+@pydantic.with_config(_open)
+class RoundRow(TypedDict):
+    """What happened in a round: who took part, who was dropped and why, the loss by terms, and bytes by kind."""
+
+    round: int
+    participants: list[int]
+    dropped: dict[str, str]
+    loss: float | None
+    terms: dict[str, float | None]
+    measures: NotRequired[dict[str, float | None]]
+    up: dict[str, int]
+    down: dict[str, int]
+    seconds: float
+
+
+@pydantic.with_config(_open)
+class EvaluationRow(TypedDict):
+    """Accuracies over all clients after a round, with the round's loss, bytes and seconds.
+
+    `dropped_clients` counts client rounds since the evaluation before.
+    """
+
+    round: int
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: NotRequired[float]
+    dropped_clients: NotRequired[int]
+
+
+@pydantic.with_config(_open)
+class ClientsRow(TypedDict):
+    """The accuracy of every client after a round, by each prediction, and the number of its test samples."""
+
+    round: int
+    accuracy_head: NotRequired[list[float | None]]
+    accuracy_prototype: NotRequired[list[float | None]]
+    samples: list[int]
+
+
+@pydantic.with_config(_open)
+class Summary(TypedDict):
+    """The figures of a finished run."""
+
+    format: NotRequired[int]
+    method: str
+    seed: int
+    rounds: int
+    clients: NotRequired[int]
+    last_round: dict[str, float | None]
+    last_five: dict[str, float | None]
+    bytes_up: dict[str, int]
+    bytes_down: dict[str, int]
+    seconds: float
+    dropped_clients: NotRequired[int]
+    client_rounds: NotRequired[int]
+    empty_rounds: NotRequired[int]
+    failure: NotRequired[str | None]
+
+
+_SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {
+    ROUNDS: pydantic.TypeAdapter(RoundRow),
+    EVALUATIONS: pydantic.TypeAdapter(EvaluationRow),
+    CLIENTS: pydantic.TypeAdapter(ClientsRow),
+    SUMMARY: pydantic.TypeAdapter(Summary),
+}
+
+
+def problem_of(file: str, row: Any) -> str | None:
+    """What is wrong with an object of the file of that name, or None where nothing is.
+
+    Example: `problem_of("rounds.jsonl", {"round": 1})` is `"participants: Field required"`.
+    """
+    try:
+        _SHAPES[file].validate_python(row)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}"
+    if file == CLIENTS:
+        lists = [row[key] for key in (*(f"accuracy_{by}" for by in PREDICTIONS), "samples") if key in row]
+        if len(lists) < 2 or not all(lists) or len({len(values) for values in lists}) > 1:
+            return "expected accuracies and samples of the same clients"
+    if file == SUMMARY and row["rounds"] < 1:
+        return "rounds: expected at least one"
+    return None
+
+
+def finite(value: Any) -> Any:
+    """The value with None in place of NaN and infinities, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return value
+
+
+def number(row: Mapping[str, Any], key: str) -> float | None:
+    """A finite number, or None: null, text and what is missing are all the same to a curve."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
