@@ -206,7 +206,7 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
     if scale.asked_for():
         scale.begin()
     place = Path(folder)
-    if finished := scale.on_first(lambda: _finished(place)):
+    if finished := scale.on_first(lambda: _finished(place, data)):
         return finished
     folders: list[RunFolder] = []
 
@@ -216,30 +216,24 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
 
     try:
         about, given = scale.on_first(open_folder)
-        name = given.get("data", {}).get("name")
-        if data is not None:
-            given["data"] = data
-        elif name == IN_MEMORY:
-            raise ProtofedError(
-                f"{folder}: this run's data was given in Python; resume it with resume(folder, data=...)"
-            )
         with threads_kept():
-            settings, federation = build(resolve(None, given))
+            settings, federation = build(_resolved(place, given, data))
             return _go_on(settings, federation, place, folders[0] if folders else None, about, watch)
     finally:
         for opened in folders:
             opened.close()
 
 
-def _finished(place: Path) -> Result | None:
+def _finished(place: Path, data: Dataset | None) -> Result | None:
     """The result of a run that has finished; None, with a warning, where its summary is damaged and can be made again."""
     if not (place / SUMMARY).is_file():
         return None
     try:
-        return load_result(place)
+        found = read_finished(place)
     except ProtofedError as error:
         log.warning("%s; the run is resumed", error)
         return None
+    return _result(place, *found, data)
 
 
 def _go_on(
@@ -357,7 +351,26 @@ def _how_to_go_on(place: Path) -> str:
     return f"`protofed resume {place}` goes on {since}"
 
 
-def load_result(folder: str | Path) -> Result:
-    """A finished run's result, read from its folder; what is damaged is an error."""
-    settings, metrics, summary = read_finished(Path(folder))
-    return Result(resolve(None, settings), metrics, summary, Path(folder))
+def load_result(folder: str | Path, data: Dataset | None = None) -> Result:
+    """A finished run's result, read from its folder; what is damaged is an error.
+
+    Args:
+        folder: The run folder.
+        data: The data, where it was given in Python.
+    """
+    return _result(Path(folder), *read_finished(Path(folder)), data)
+
+
+def _result(
+    place: Path, given: dict[str, Any], metrics: list[dict[str, Any]], summary: dict[str, Any], data: Dataset | None
+) -> Result:
+    return Result(_resolved(place, given, data), metrics, summary, place)
+
+
+def _resolved(place: Path, given: dict[str, Any], data: Dataset | None) -> Settings:
+    """A run's settings as they stand in its folder, with the data where it was given in Python."""
+    if data is not None:
+        given = {**given, "data": data}
+    elif given.get("data", {}).get("name") == IN_MEMORY:
+        raise ProtofedError(f"{place}: this run's data was given in Python; resume it with resume(folder, data=...)")
+    return resolve(None, given)

@@ -243,8 +243,8 @@ def write_states(path: Path, states: Mapping[int, ClientState]) -> str:
 
 
 def _pack(client: int, state: ClientState) -> Iterator[tuple[str, Tensor]]:
-    for name, value in state.weights.items():
-        yield f"{client}/weights/{name}", value
+    for name in sorted(state.weights):  # in one order, whatever the order they were read in
+        yield f"{client}/weights/{name}", state.weights[name]
     if state.bank is not None:
         yield f"{client}/bank/means", state.bank.means
         yield f"{client}/bank/counts", state.bank.counts
@@ -290,7 +290,7 @@ class StoredStates(Mapping[int, ClientState]):
         return ClientState.of(parts.get("weights", {}), wire.decode(beside, f"{self.path}: client {client}"), bank)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._names)
+        return iter(sorted(self._names))
 
     def __len__(self) -> int:
         return len(self._names)

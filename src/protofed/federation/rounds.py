@@ -80,7 +80,7 @@ class Federation:
     ) -> None:
         """
         Args:
-            evaluate_last: How many rounds at the end are evaluated whatever `evaluate_every` is: tables show means over them.
+            evaluate_last: How many rounds at the end are always evaluated, as the figures of tables are means over them.
             capability: A number per client, for `choice="diverse"`.
             architectures: What each client's architecture is called.
             snapshots: Of how many evaluations embeddings are kept.

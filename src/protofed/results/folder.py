@@ -286,6 +286,9 @@ class RunFolder:
             if file.name not in self._snapshots:
                 file.unlink()
         (self.path / SUMMARY).unlink(missing_ok=True)
+        for place in (self.path, self.path / SNAPSHOTS, self.checkpoint):
+            for leftover in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         return History(rows[ROUNDS], rows[EVALUATIONS], rows[CLIENTS][-LAST:])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
