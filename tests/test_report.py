@@ -140,7 +140,7 @@ def test_settings_are_told_apart_and_versions_listed(tmp_path):
 def test_a_method_without_a_head_has_no_predictions_by_it(tmp_path):
     shown = content(make_run(tmp_path / "r", headless=True, snapshots=1))
     assert shown["notes"] == []
-    assert [c["key"] for c in shown["curves"]] == ["accuracy", "accuracy_prototype", "loss"]
+    assert [c["key"] for c in shown["curves"]] == ["accuracy_prototype", "accuracy", "loss"]
     own = chart(shown, "accuracy")["series"][0]
     assert own["high"][0] - own["y"][0] == pytest.approx(2.0, abs=1e-6)  # over clients, as by prototype
     assert "head" not in shown["clients"][0] and shown["clients"][0]["prototype"][0][-1] == 910
@@ -190,7 +190,7 @@ def test_a_line_being_written_is_passed_over(tmp_path):
         ("metrics.jsonl", b"\xff\xfe\x00bad", "not readable"),
         ("clients.jsonl", '{"round": 2, "accuracy_head": [1], "accuracy_prototype": [], "samples": [1]}\n', "line 1"),
         ("summary.json", '{"method": ', "not finished"),
-        ("summary.json", '{"method": "x"}', "seed is missing"),
+        ("summary.json", '{"method": "x"}', "seed: Field required"),
         ("summary.json", "[]", "not finished"),
         ("confusion.json", '{"round": 1}', "confusion.json: not readable"),
         ("settings.toml", "rounds = = 3", "settings.toml: not readable"),

@@ -19,7 +19,7 @@ from ..errors import ProtofedError
 from .comparison import Record, read_record
 from .confusions import By, Confusions, read_confusions
 from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_is_run, read_settings
-from .rows import CLIENTS, EVALUATIONS, FORMAT, ROUNDS, ROW_FILES, SUMMARY, JsonRow, problem_of
+from .rows import CLIENTS, EVALUATIONS, FORMAT, ROUNDS, ROW_FILES, SUMMARY, JsonRow, problem_of, rough_problem_of
 from .tables import Row
 
 SEED = re.compile(r"(.+)-seed(\d+)")
@@ -66,7 +66,7 @@ class Reader:
                 if place < len(lines) or line.endswith("\n"):
                     bad.append((place, "not JSON"))
                 continue
-            why = problem_of(file.name, row)
+            why = (problem_of if self.strict else rough_problem_of)(file.name, row)
             if why is None:
                 rows[row["round"]] = row
             else:

@@ -102,6 +102,24 @@ _SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {
 }
 
 
+def rough_problem_of(file: str, row: Any) -> str | None:
+    """What makes a row useless even to a reader who takes what there is, or None where nothing does.
+
+    Example: `rough_problem_of("rounds.jsonl", {"loss": 1.5})` is `"it has no round"`.
+    """
+    if not isinstance(row, dict) or type(row.get("round")) is not int:
+        return "it has no round"
+    return _problem_of_clients(row) if file == CLIENTS else None
+
+
+def _problem_of_clients(row: Mapping[str, Any]) -> str | None:
+    lists = [row[key] for key in (*(f"accuracy_{by}" for by in PREDICTIONS), "samples") if key in row]
+    whole = len(lists) > 1 and "samples" in row and all(isinstance(values, list) and values for values in lists)
+    if not whole or len({len(values) for values in lists}) > 1:
+        return "expected accuracies and samples of the same clients"
+    return None
+
+
 def problem_of(file: str, row: Any) -> str | None:
     """What is wrong with an object of the file of that name, or None where nothing is.
 
@@ -113,9 +131,7 @@ def problem_of(file: str, row: Any) -> str | None:
         first = error.errors()[0]
         return f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}"
     if file == CLIENTS:
-        lists = [row[key] for key in (*(f"accuracy_{by}" for by in PREDICTIONS), "samples") if key in row]
-        if len(lists) < 2 or not all(lists) or len({len(values) for values in lists}) > 1:
-            return "expected accuracies and samples of the same clients"
+        return _problem_of_clients(row)
     if file == SUMMARY and row["rounds"] < 1:
         return "rounds: expected at least one"
     return None
