@@ -1,12 +1,22 @@
-"""protofed: prototype-based federated learning."""
+"""protofed: prototype-based federated learning.
 
-from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
-from .bank import PrototypeBank
+A name is loaded when it is first used: `import protofed` by itself loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import ProtofedError
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
+    from .bank import PrototypeBank
+    from .experiment.compare import Comparison, compare, sweep
+    from .experiment.run import Result, resume, run
 
-from .experiment import Comparison, Result, compare, resume, run, sweep
+__version__ = "0.1.0"
 
 __all__ = [
     "Comparison",
@@ -27,3 +37,21 @@ __all__ = [
     "sweep",
     "wire",
 ]
+
+_EXPERIMENT = ("Comparison", "Result", "compare", "resume", "run", "sweep")
+_ROOMS = "aggregate bank data evaluate experiment federation losses methods models parts registry report schedules wire"
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first asked for; from then on it is an ordinary attribute of the package."""
+    if name in _ROOMS.split():
+        return importlib.import_module(f".{name}", __name__)  # which makes it an attribute
+    home = "bank" if name == "PrototypeBank" else "experiment" if name in _EXPERIMENT else None
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

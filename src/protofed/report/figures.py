@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from ..errors import ProtofedError
 from .confusion import INK, LINE, QUIET, SHADES, By
 from .content import curve, over_clients
+from .page import check_projection
 from .read import Folder, JsonRow, Run, Variant, number, read_folder
 from .space import Projection, project, read_snapshots, thin
 from .tables import OWN
@@ -188,6 +189,7 @@ def write_figures(
     are of the first seed of each variant."""
     if format not in FORMATS:
         raise ProtofedError(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
+    check_projection(projection)
     if width not in WIDTHS:
         raise ProtofedError(f"--width {width!r}: expected one of {', '.join(WIDTHS)}")
     chosen: Width = "column" if width == "column" else "page"

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
-from scipy import stats
 
 from ..errors import unknown
 
@@ -180,6 +179,8 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
 
     The second is the weaker evidence: clients of one run share their server and are no independent repetitions.
     """
+    from scipy import stats  # here, because it is slow to load and a run needs none of it
+
     lines = []
     for column in _chosen(rows, columns):
         marks = _marks(rows, column)
