@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _EXPERIMENT = ("Comparison", "Result", "compare", "resume", "run", "sweep")
-_ROOMS = "aggregate bank data evaluate experiment federation losses methods models parts registry report schedules wire"
+_ROOMS = "aggregate bank data evaluate experiment federation losses methods models parts registry report schedules seeds wire"
 
 
 def __getattr__(name: str) -> Any:
