@@ -39,12 +39,15 @@ __all__ = [
 ]
 
 _EXPERIMENT = ("Comparison", "Result", "compare", "resume", "run", "sweep")
-_ROOMS = "aggregate bank data evaluate experiment federation losses methods models parts registry report schedules seeds wire"
+_ROOMS = (
+    *("aggregate", "bank", "data", "evaluate", "experiment", "federation", "losses", "methods"),
+    *("models", "parts", "registry", "report", "schedules", "seeds", "wire"),
+)
 
 
 def __getattr__(name: str) -> Any:
     """Load a name when it is first asked for; from then on it is an ordinary attribute of the package."""
-    if name in _ROOMS.split():
+    if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)  # which makes it an attribute
     home = "bank" if name == "PrototypeBank" else "experiment" if name in _EXPERIMENT else None
     if home is None:
