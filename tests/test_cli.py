@@ -11,7 +11,7 @@ import pytest
 
 import protofed as pf
 from conftest import blobs
-from protofed import cli
+from protofed.cli.options import parse_seeds
 
 QUICK = ["clients=4", "rounds=2", "shot=6", "way=2"]
 NAMED = [*QUICK, "engine=loop", "layout=contiguous", "workers=1", "threads=1"]  # nothing to measure
@@ -124,9 +124,9 @@ def test_a_comparison_resumes_without_running_finished_cells(call, tmp_path):
 
 
 def test_seeds_as_number_list_or_range():
-    assert cli.parse_seeds("3") == 3
-    assert cli.parse_seeds("7,9") == [7, 9]
-    assert cli.parse_seeds("1234-1236") == [1234, 1235, 1236]
+    assert parse_seeds("3") == 3
+    assert parse_seeds("7,9") == [7, 9]
+    assert parse_seeds("1234-1236") == [1234, 1235, 1236]
 
 
 @pytest.mark.parametrize("words", [["methods"], ["models"], ["data"], ["settings"], ["--help"], ["--version"]])

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from protofed.errors import ProtofedError
-from protofed.report import commands, figures
+from protofed.report import figures
+from protofed.report.figures import write_figures
 from protofed.results.read import read_folder
 from run_folders import accuracy, make_comparison, make_run
 
@@ -51,7 +52,7 @@ def test_a_method_without_a_head_is_drawn_by_prototype(tmp_path):
     assert figures.plot_confusion(run).axes[0].get_images()[0].get_array().shape == (3, 3)
     with pytest.raises(ProtofedError, match="no accuracy by head"):
         figures.plot_clients(run, by="head")
-    names = [file.stem for file in commands.figures(run, "svg")]
+    names = [file.stem for file in write_figures(run, "svg")]
     assert names == ["accuracy", "accuracy-prototype", "loss", "clients", "confusion"]
 
 
@@ -84,18 +85,18 @@ def test_a_result_that_was_never_written(tmp_path):
 @pytest.mark.parametrize(("kind", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_files_of_every_kind_and_twice_the_same(tmp_path, kind, begin):
     run = make_run(tmp_path / "r", snapshots=1)
-    files = commands.figures(run, kind)
+    files = write_figures(run, kind)
     names = ["accuracy-head", "accuracy-prototype", "loss", "clients", "confusion", "embedding"]
     assert files == [run / "figures" / f"{name}.{kind}" for name in names]
     first = [file.read_bytes() for file in files]
     assert all(data.startswith(begin) for data in first)
-    assert [file.read_bytes() for file in commands.figures(run, kind, out=tmp_path / "again")] == first
+    assert [file.read_bytes() for file in write_figures(run, kind, out=tmp_path / "again")] == first
     if kind == "png":
         assert Image.open(files[0]).size[0] == 990  # 3.3 inches at 300 dots
 
 
 def test_a_comparison_has_figures_of_each_first_seed(tmp_path):
-    files = commands.figures(make_comparison(tmp_path / "c", seeds=2), "svg", "page")
+    files = write_figures(make_comparison(tmp_path / "c", seeds=2), "svg", "page")
     names = [file.stem for file in files]
     assert names[:3] == ["accuracy-head", "accuracy-prototype", "loss"]
     assert "clients-fedsap-seed1" in names and "clients-fedsap-seed2" not in names
@@ -104,9 +105,9 @@ def test_a_comparison_has_figures_of_each_first_seed(tmp_path):
 def test_bad_input_is_named(tmp_path):
     run = make_run(tmp_path / "r")
     with pytest.raises(ProtofedError, match="--format 'jpg': expected one of png, svg, pdf"):
-        commands.figures(run, "jpg")
+        write_figures(run, "jpg")
     with pytest.raises(ProtofedError, match="--width 'poster': expected one of column, page"):
-        commands.figures(run, width="poster")
+        write_figures(run, width="poster")
     with pytest.raises(ProtofedError, match="no snapshots"):
         figures.plot_embedding(run)
     place = make_comparison(tmp_path / "c", seeds=1)
@@ -115,7 +116,7 @@ def test_bad_input_is_named(tmp_path):
     with pytest.raises(ProtofedError, match="no run 'x'"):
         figures.plot_confusion(place, "x")
     with pytest.raises(ProtofedError, match="nothing to draw yet"):
-        commands.figures(make_comparison(tmp_path / "none", finished=False))
+        write_figures(make_comparison(tmp_path / "none", finished=False))
     (run / "confusion.json").write_text("{")
     with pytest.raises(ProtofedError, match=r"confusion\.json: not readable"):
         figures.plot_confusion(run)

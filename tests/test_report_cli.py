@@ -1,5 +1,6 @@
 """From a run to its page, figures and trackers, as a person does it."""
 
+import importlib
 import json
 import re
 import signal
@@ -95,7 +96,7 @@ def test_a_tracker_is_told_when_a_run_breaks_off(tmp_path, monkeypatch):
         def finish(self, summary=None):
             told.append(summary)
 
-    monkeypatch.setattr(sys.modules["protofed.experiment.run"], "tracker", lambda *_: Witness())
+    monkeypatch.setattr(importlib.import_module("protofed.experiment.run"), "tracker", lambda *_: Witness())
 
     def stop(record, rounds):
         raise KeyboardInterrupt

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,9 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from protofed.errors import ProtofedError
-from protofed.report import commands
 from protofed.report.content import content
-from protofed.report.live import LiveServer, Source
+from protofed.report.live import LiveServer, Source, _Handler, serve
 from run_folders import make_comparison, make_run
 
 
@@ -111,8 +112,85 @@ def test_other_ways_and_names_are_refused(tmp_path):
         assert ask(server, "/", method="POST")[0].status == 501
         assert ask(server, "/", method="DELETE")[0].status == 501
         assert ask(server, "/", Host="evil.example")[0].status == 403
+        assert ask(server, "/", Host="localhost.evil.example")[0].status == 403
         assert ask(server, "/", Host="localhost:1")[0].status == 200
+        assert ask(server, "/", Host="LocalHost:1")[0].status == 200
         assert ask(server, "/", Host="[::1]:80")[0].status == 200
+
+
+ASKED = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n"
+
+
+def request(server, text=ASKED):
+    connection = socket.create_connection(server.server_address[:2], timeout=20)
+    connection.sendall(text)
+    return connection
+
+
+def reset(connection):
+    """Go away at once: the other side's next write fails."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.fixture
+def errors_of():
+    """The errors that reach the server's `handle_error`, which handles them, as they come."""
+
+    def watch(server):
+        def handle_error(*given):
+            LiveServer.handle_error(server, *given)
+            seen.put(sys.exc_info()[1])
+
+        seen, server.handle_error = queue.Queue(), handle_error
+        return seen
+
+    return watch
+
+
+def test_a_client_that_goes_away_leaves_no_word(tmp_path, capfd, errors_of):
+    run = make_run(tmp_path / "r")
+    with serving(run) as server:
+        seen, shown = errors_of(server), server.source.shown
+        for text in (ASKED, b"GET / HTTP/1.0\r\nHost: loc", b""):
+            gone = threading.Event()
+            server.source.shown = lambda gone=gone: (gone.wait(20), shown())[1]  # no answer before the client is gone
+            reset(request(server, text))
+            gone.set()
+            assert isinstance(seen.get(timeout=20), ConnectionError), text
+        assert capfd.readouterr() == ("", "")
+
+
+def test_a_bug_in_the_server_shows(tmp_path, capfd, errors_of):
+    with serving(make_run(tmp_path / "r")) as server:
+        seen, server.source.shown = errors_of(server), lambda: {}["a bug"]
+        with request(server) as connection:
+            assert connection.recv(100) == b""
+        assert isinstance(seen.get(timeout=20), KeyError)
+    assert capfd.readouterr().err.count("KeyError: 'a bug'") == 1
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.0\r\nHost: loc"])
+def test_a_connection_that_says_nothing_more_is_closed(tmp_path, monkeypatch, begun):
+    assert 0 < _Handler.timeout <= 60
+    monkeypatch.setattr(_Handler, "timeout", 0.2)
+    with serving(make_run(tmp_path / "r")) as server, request(server, begun) as connection:
+        assert connection.recv(100) == b""
+
+
+def test_a_hundred_at_once_are_answered(tmp_path):
+    """They all connect and ask before the first is accepted."""
+    with LiveServer(make_run(tmp_path / "r"), 0, "127.0.0.1") as server:
+        waiting = [request(server, b"GET /nothing HTTP/1.0\r\n\r\n") for _ in range(100)]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            for connection in waiting:
+                with connection:
+                    assert connection.recv(100).startswith(b"HTTP/1.0 403")  # without a Host
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_folder_that_vanishes_is_said(tmp_path):
@@ -128,17 +206,17 @@ def test_a_folder_that_vanishes_is_said(tmp_path):
 
 def test_bad_input_is_named(tmp_path):
     with pytest.raises(ProtofedError, match="no such run folder"):
-        commands.watch(tmp_path / "none", port=0)
+        serve(tmp_path / "none", port=0)
     run = make_run(tmp_path / "r")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ProtofedError, match="cannot be served there"):
-            commands.watch(run, port=taken.getsockname()[1])
+            serve(run, port=taken.getsockname()[1])
     with pytest.raises(ProtofedError, match="cannot be served there"):
-        commands.watch(run, port=99999)
+        serve(run, port=99999)
     with pytest.raises(ProtofedError, match="expected one of pca, tsne"):
-        commands.watch(run, port=0, projection="umap")
+        serve(run, port=0, projection="umap")
 
 
 def listen():
@@ -148,7 +226,7 @@ def listen():
 
 def test_ctrl_c_ends_it_cleanly(tmp_path):
     run = make_run(tmp_path / "r")
-    code = "import sys; from protofed.report.commands import watch; watch(sys.argv[1], port=0, say=tell)"
+    code = "import sys; from protofed.report.live import serve; serve(sys.argv[1], port=0, say=tell)"
     tell = "def tell(url):\n print(url, flush=True)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", tell + code, str(run)],

@@ -1,10 +1,23 @@
-"""protofed: prototype-based federated learning."""
+"""protofed: prototype-based federated learning.
 
-from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
-from .bank import PrototypeBank
+A name is loaded when it is first used: `import protofed` by itself loads neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .errors import ProtofedError
-from .experiment import Comparison, Result, compare, resume, run, sweep
 from .version import __version__
+
+if TYPE_CHECKING:
+    from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
+    from .bank import PrototypeBank
+    from .experiment.compare import Comparison, compare, sweep
+    from .experiment.run import resume, run
+    from .outcome import Result
+
 
 __all__ = [
     "Comparison",
@@ -25,3 +38,24 @@ __all__ = [
     "sweep",
     "wire",
 ]
+
+_EXPERIMENT = ("Comparison", "Result", "compare", "resume", "run", "sweep")
+_ROOMS = (
+    *("aggregate", "bank", "data", "evaluate", "experiment", "federation", "losses", "methods"),
+    *("models", "parts", "registry", "report", "schedules", "seeds", "wire"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first asked for; from then on it is an ordinary attribute of the package."""
+    if name in _ROOMS:
+        return importlib.import_module(f".{name}", __name__)  # which makes it an attribute
+    home = "bank" if name == "PrototypeBank" else "experiment" if name in _EXPERIMENT else None
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,8 +13,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import maximum_flow
 
 from ..errors import ProtofedError, unknown
 from ..seeds import numpy_stream
@@ -251,6 +249,9 @@ def _exchange(
     A holder has `held [holder, class]` and gives at most `most`; a client takes `foreign` classes only, `want` in all,
     and as evenly over the classes as that lets it.
     """
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import maximum_flow
+
     (holders, classes), clients = held.shape, len(want)
     giver, of_class = 1 + np.arange(holders), 1 + holders + np.arange(classes)
     taker, last = 1 + holders + classes + np.arange(clients), 1 + holders + classes + clients

@@ -6,6 +6,7 @@ samples as were asked for and standardises, the same way for all.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -150,16 +151,28 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def digits_rows() -> np.ndarray:
+    """The rows of scikit-learn's digits, 64 pixels and a label each, read from its file: loading scikit-learn itself
+    takes longer than a short run."""
+    found = importlib.util.find_spec("sklearn")
+    if found is not None and found.origin is not None:
+        file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
+
+
 @register("digits")
 @dataclass(frozen=True, kw_only=True)
 class Digits(DataSource):
     """scikit-learn's handwritten digits: 1,797 grey images of 8×8, split 80/20 the same way every time."""
 
     def read(self) -> Dataset:
-        from sklearn.datasets import load_digits
-
-        bunch = load_digits()
-        x, y = (bunch.images / 16.0)[:, None], bunch.target
+        rows = digits_rows()
+        x, y = (rows[:, :-1] / 16.0).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
         held = hold_out(y, 0.2, numpy_stream(0, "digits"))
         names = tuple("0123456789")
         return Dataset.from_arrays(x[~held], y[~held], x[held], y[held], class_names=names, name="digits", flips=False)

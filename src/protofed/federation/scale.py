@@ -17,20 +17,12 @@ import torch.distributed as dist
 
 from ..errors import ProtofedError
 from ..evaluate import Scores
+from ..ranks import asked_for, rank  # noqa: F401, part of what this module offers
 from .engine import Downloads, Engine, Taught
 from .judge import Evaluation
 from .local import ClientState, Outcome
 
 T = TypeVar("T")
-
-
-def asked_for() -> bool:
-    """Whether torchrun (or SLURM through it) started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def rank() -> int:
-    return int(os.environ.get("RANK", "0"))
 
 
 def begin() -> None:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 from typing_extensions import Self
 
@@ -172,4 +171,6 @@ def beta(u: Tensor, a: float) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _quantiles(a: float) -> np.ndarray:
+    from scipy.special import betaincinv
+
     return np.asarray(betaincinv(a, a, np.linspace(0, 1, QUANTILES)))

@@ -21,6 +21,7 @@ from ..results.rows import JsonRow, number
 from ..results.tables import OWN, own_predictions
 from .confusion import INK, LINE, QUIET, SHADES
 from .content import curve, over_clients
+from .page import check_projection
 from .space import Projection, project, read_snapshots, thin
 
 Width = Literal["column", "page"]
@@ -195,6 +196,7 @@ def write_figures(
     are of the first seed of each variant."""
     if format not in FORMATS:
         raise ProtofedError(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
+    check_projection(projection)
     if width not in WIDTHS:
         raise ProtofedError(f"--width {width!r}: expected one of {', '.join(WIDTHS)}")
     chosen: Width = "column" if width == "column" else "page"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 
 from ..errors import ProtofedError
 from .content import content
-from .page import embedded, render
+from .page import check_projection, embedded, render
 from .space import Projection
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+PORT = 8642
 FILES = ("*.json", "*.jsonl", "*.toml", "snapshots/*.npz")
 
 
@@ -49,6 +52,7 @@ class Source:
 
 class _Handler(BaseHTTPRequestHandler):
     server: LiveServer
+    timeout = 20  # seconds without a byte, after which a connection is closed
 
     def do_GET(self) -> None:
         if self.server.loopback and self._host() not in LOOPBACK:
@@ -71,7 +75,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _host(self) -> str:
         """Whom the browser believes to talk to: a foreign page must not read the report under its own name."""
         host = self.headers.get("Host", "")
-        return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        return name.lower()
 
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
@@ -93,12 +98,16 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class LiveServer(ThreadingHTTPServer):
+    """A server of one folder's report. It serves whoever asks at the same time, each in a thread of its own."""
+
     daemon_threads = True
+    request_queue_size = 256  # how many may wait to be accepted; the standard library's 5 turns away a busy browser
 
     def __init__(self, folder: Path, port: int, host: str, projection: Projection = "pca") -> None:
+        check_projection(projection)
         self.source = Source(folder, projection)
         self.source.shown()  # what is wrong with the folder is said before anything is served
-        self.loopback = host in LOOPBACK
+        self.loopback = host.lower() in LOOPBACK
         try:
             super().__init__((host, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -107,3 +116,33 @@ class LiveServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{self.server_address[0]!s}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that went away; anything else is a bug and shows its traceback."""
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
+
+
+def serve(
+    folder: str | Path,
+    port: int = PORT,
+    host: str = "127.0.0.1",
+    projection: Projection = "pca",
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the page of a folder while its run goes on, until Ctrl-C.
+
+    Args:
+        folder: The folder of a run, a comparison or a sweep.
+        port: The port to listen on; 0 takes any that is free.
+        host: The address to listen on.
+        projection: How embedding spaces are brought to the plane.
+        say: A function that is told the address of the page once it can be opened.
+    """
+    try:
+        with LiveServer(Path(folder), port, host, projection) as server:
+            if say is not None:
+                say(server.url)
+            server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        return

@@ -223,7 +223,7 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
 
     The second is the weaker evidence: clients of one run share their server and are no independent repetitions.
     """
-    from scipy import stats
+    from scipy import stats  # here, because it is slow to load and a run needs none of it
 
     lines = []
     for column in _chosen(rows, columns):

@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,16 +20,19 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from .evaluate.accuracy import KINDS
-from .experiment.compare import Progress as CellProgress
-from .federation import Record, scale
+from .. import ranks
+
+if TYPE_CHECKING:
+    from ..experiment.compare import Progress as CellProgress
+    from ..federation import Record
+    from ..results.tables import Row
 
 LINES = 20  # how many lines a run prints where there is no terminal
 
 
 def make_console(stderr: bool = False) -> Console:
     """Off a terminal a table gets the width it needs: nothing is folded in a log or a pipe."""
-    if scale.rank() != 0:
+    if ranks.rank() != 0:
         return Console(stderr=stderr, quiet=not stderr)  # of several ranks, the first one speaks
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=140)
@@ -44,16 +47,30 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table)
 
 
+def print_rows(rows: list[Row], columns: list[str] | None) -> None:
+    """The table of a comparison and the notes below it."""
+    from ..report.terminal import comparison_table
+    from ..results.tables import notes
+
+    console = make_console()
+    print_table(console, comparison_table(rows, columns))
+    for note in notes(rows, columns):
+        console.out(note, highlight=False)
+
+
 def log_to(console: Console) -> None:
+    """What the rooms report goes to this console: on a terminal in colour, elsewhere as plain lines."""
     handler: logging.Handler
     if console.is_terminal:
+        from rich.logging import RichHandler
+
         handler = RichHandler(console=console, show_path=False, show_time=False)
     else:
         handler = logging.StreamHandler(console.file)
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger = logging.getLogger("protofed")
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO if scale.rank() == 0 else logging.ERROR)
+    logger.setLevel(logging.INFO if ranks.rank() == 0 else logging.ERROR)
 
 
 def _bar(console: Console) -> Progress:
@@ -88,6 +105,8 @@ class RunWatch:
             yield self
 
     def __call__(self, record: Record, rounds: int) -> None:
+        from ..evaluate.accuracy import KINDS
+
         if record.metrics:
             ways = {kind: record.metrics.get(f"accuracy_{kind}") for kind in KINDS}
             self.accuracy = "".join(f"{kind} {value:6.2%}  " for kind, value in ways.items() if value is not None)

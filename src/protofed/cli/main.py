@@ -1,0 +1,122 @@
+"""The command `protofed`: its commands put together, and what it says where one of them ends early."""
+
+from __future__ import annotations
+
+import errno
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import ProtofedError, Stopped
+from . import report, run, show
+from .bench import bench
+from .console import log_to, make_console
+from .options import FOLDER
+
+BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
+
+
+class Ended(Exception):
+    """A command was stopped, or the system refused it something: one line to say, if any, and the exit code."""
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+class Commands(TyperGroup):
+    """The commands. typer would end the process at Ctrl-C without a word, so what ends a command becomes `Ended` here."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, MemoryError, OSError) as error:
+            raise _ended(error, ctx.meta.get(FOLDER)) from error
+        except click.NoSuchOption as error:
+            raise _hinted(error) from None
+
+
+def _ended(error: BaseException, folder: Path | None) -> BaseException:
+    """What to say of an error that ended a command which writes `folder`; an error that only a bug can cause stays."""
+    go_on = ""
+    if folder is not None and folder.is_dir():
+        go_on = f"; `protofed resume {shlex.quote(str(folder))}` goes on from the last checkpoint"
+    if isinstance(error, Stopped):
+        return Ended(str(error), error.code)
+    if isinstance(error, KeyboardInterrupt):
+        return Ended(f"stopped{go_on}", INTERRUPTED)
+    if isinstance(error, MemoryError):
+        return Ended(f"error: the memory is not enough ({str(error) or 'no more can be had'}){go_on}", BAD_INPUT)
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        return Ended("", 1)  # nobody reads what is printed
+    if isinstance(error, OSError) and error.errno is not None:
+        place = error.filename or folder
+        return Ended(f"error: {f'{place}: ' if place else ''}{error.strerror}{go_on}", BAD_INPUT)
+    return error
+
+
+def _hinted(error: click.NoSuchOption) -> click.NoSuchOption:
+    """The error, which says how a setting is written where one was given as an option, `--rounds 3`."""
+    from ..experiment import settings
+
+    hint_for_option = getattr(settings, "hint_for_option", None)
+    hint = hint_for_option(error.option_name) if hint_for_option else None
+    return click.NoSuchOption(error.option_name, f"{error.message}\n{hint}", ctx=error.ctx) if hint else error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        make_console().print(f"protofed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Prototype-based federated learning: compare methods fairly, simulate quickly."""
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    *(run.run, run.compare, run.sweep, run.reproduce),
+    *(report.table, report.confusion, report.report, report.watch, report.figures),
+    *(run.resume, bench, show.methods, show.models, show.settings),
+)
+for command in COMMANDS:
+    app.command()(command)
+app.add_typer(show.data, name="data")
+
+
+def main() -> None:
+    """Run the command line. What ends a command early is one line and an exit code; a traceback is a bug.
+
+    The exit codes are 0: done; 1: something in a result failed; 2: bad input, or no more disk or memory;
+    130 and 143: stopped by Ctrl-C and by SIGTERM.
+    """
+    errors = make_console(stderr=True)
+    log_to(errors)
+    line, code = "", 0
+    try:
+        app()
+    except ProtofedError as error:
+        line, code = f"error: {error}", BAD_INPUT
+    except Ended as ended:
+        line, code = str(ended), ended.code
+    except KeyboardInterrupt:  # before a command began
+        line, code = "stopped", INTERRUPTED
+    if line:
+        style = "red" if line.startswith("error: ") else None
+        errors.print(" ".join(line.split()), style=style, markup=False, soft_wrap=True)
+    sys.exit(code)

@@ -1,0 +1,114 @@
+"""The options that several commands share, and how their texts are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+
+from ..errors import ProtofedError
+
+FOLDER = "protofed.folder"  # where a click context holds the folder that its command writes
+
+
+def method_names(incomplete: str = "") -> list[str]:
+    """The names of the methods that begin so, for the shell's completion: read from the source, not loaded."""
+    files = sorted((Path(__file__).parent.parent / "methods").glob("*.py"))
+    names = (re.findall(r'^@register\("([^"]+)"', file.read_text(encoding="utf-8"), re.M) for file in files)
+    return sorted(name for name in chain.from_iterable(names) if name.startswith(incomplete))
+
+
+Method = Annotated[str, typer.Argument(autocompletion=method_names)]
+Pairs = Annotated[list[str] | None, typer.Argument(help="Settings as key=value, for instance rounds=20 lr=0.05")]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[[LABEL=]METHOD[?key=value&...]]... [key=value...]", show_default=False, autocompletion=method_names
+    ),
+]
+Config = Annotated[
+    list[Path] | None,
+    typer.Option("--config", "-c", help="Settings in a TOML file; later files and key=value override it."),
+]
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to write; must not exist yet.")]
+Load = Annotated[list[Path] | None, typer.Option("--load", help="A Python file that registers what is your own.")]
+Seeds = Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")]
+Columns = Annotated[str | None, typer.Option(help="The table's columns: head,weighted_prototype,seconds and so on.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
+
+
+def load_files(files: list[Path] | None) -> None:
+    """Run Python files that register methods, models, data sources or partitions of a person's own."""
+    for file in files or []:
+        if not file.is_file():
+            raise ProtofedError(f"--load {file}: no such file")
+        spec = importlib.util.spec_from_file_location(file.stem, file)
+        if spec is None or spec.loader is None:
+            raise ProtofedError(f"--load {file}: not a Python file (.py)")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[file.stem] = module
+        spec.loader.exec_module(module)
+
+
+def given_settings(config: list[Path] | None, pairs: list[str] | None) -> dict[str, Any]:
+    """The settings of the files, each over those before it, and of the words `key=value` over all of them."""
+    from ..experiment.settings import combine, parse_pairs, read_toml
+
+    given: dict[str, Any] = {}
+    for file in config or []:
+        given = combine(given, read_toml(file))
+    return combine(given, parse_pairs(pairs or []))
+
+
+def out_folder(out: Path | None, label: str) -> Path:
+    """The folder that a command writes: the one that was asked for, or a new one under `runs/`, named by time and content.
+
+    A new one is reserved for this process: two that start in the same second get two folders.
+    """
+    if out is None:
+        from ..results.folder import reserve
+
+        out = reserve(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}")
+    return writing_to(out)
+
+
+def writing_to(folder: Path) -> Path:
+    """Remember the folder that the running command writes, so that `main` can say how to go on where it is stopped."""
+    context = click.get_current_context(silent=True)
+    if context is not None:
+        context.meta[FOLDER] = folder
+    return folder
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """Read the option `--seeds`: `3` is three seeds from `seed` on, `1234,1235` and `1234-1236` are those."""
+    try:
+        if "," in text:
+            return [int(part) for part in text.split(",") if part.strip()]
+        if "-" in text:
+            first, last = map(int, text.split("-"))
+            return list(range(first, last + 1))
+        return int(text)
+    except ValueError:
+        raise ProtofedError(
+            f"--seeds {text!r}: expected a number of seeds, a list (1234,1235) or a range (1234-1236)"
+        ) from None
+
+
+def parse_columns(text: str | None) -> list[str] | None:
+    """Read the option `--columns`: names between commas, each checked, so that a misspelt one is found before a run."""
+    if text is None:
+        return None
+    from ..results.tables import parse_column
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise ProtofedError(f"--columns {text!r}: expected names of columns between commas")
+    return [parse_column(name).key for name in names]

@@ -1,0 +1,145 @@
+"""The commands that show what a folder holds: table, confusion, report, watch, figures."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import ProtofedError
+from .console import make_console, print_rows, print_table
+from .options import Columns, parse_columns
+
+
+class Format(str, Enum):
+    """How a table is written."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+
+
+class By(str, Enum):
+    """How a client predicts."""
+
+    head = "head"
+    prototype = "prototype"
+
+
+class Projected(str, Enum):
+    """How an embedding space is brought to the plane."""
+
+    pca = "pca"
+    tsne = "tsne"
+
+
+class Width(str, Enum):
+    """How wide a figure is."""
+
+    column = "column"
+    page = "page"
+
+
+class Picture(str, Enum):
+    """What files figures are."""
+
+    pdf = "pdf"
+    svg = "svg"
+    png = "png"
+
+
+Projection = Annotated[Projected, typer.Option(help="How embedding spaces are brought to the plane.")]
+
+
+def table(
+    folder: Path,
+    columns: Columns = None,
+    format: Annotated[Format, typer.Option(help="How to write it.")] = Format.terminal,
+) -> None:
+    """Print the table of a comparison or sweep again, finished or not: `protofed table runs/NAME --format latex`."""
+    from ..experiment.compare import read_rows
+    from ..results.tables import comparison_latex, comparison_markdown, results_csv
+
+    rows, begun_with = read_rows(folder)
+    shown = parse_columns(columns)
+    if format is Format.terminal:
+        print_rows(rows, shown or begun_with)
+        return
+    if format is Format.csv:
+        text = results_csv(rows, shown)
+    else:
+        write = comparison_markdown if format is Format.markdown else comparison_latex
+        text = write(rows, shown or begun_with)
+    make_console().out(text, end="", highlight=False)
+
+
+def confusion(
+    folder: Path,
+    by: Annotated[
+        By | None,
+        typer.Option(
+            help="Predictions by the head, or by the nearest prototype; default: by head where one is trained."
+        ),
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw the picture here (.png, .svg or .pdf); default: in the run folder.")
+    ] = None,
+) -> None:
+    """Print and draw what each client of a run takes for what: `protofed confusion runs/NAME --by prototype`."""
+    from ..report.confusion import confusion_table, draw_confusions, shown_of
+    from ..results.confusions import read_confusions
+
+    console = make_console()
+    confusions = read_confusions(folder, by.value if by else None)
+    print_table(console, confusion_table(confusions))
+    place = picture or folder / f"confusion-{confusions.by}.png"
+    try:
+        draw_confusions(confusions, place)
+    except OSError as error:
+        raise ProtofedError(f"--picture {place}: cannot be written ({error.strerror})") from None
+    console.print(f"picture: {place} ({shown_of(confusions)})", soft_wrap=True, markup=False)
+
+
+def report(
+    folder: Path,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the page here (.html).")] = None,
+    projection: Projection = Projected.pca,
+) -> None:
+    """Write one HTML page of a run, a comparison or a sweep: `protofed report runs/NAME --open`."""
+    import webbrowser
+
+    from ..report.page import write_page
+
+    place = write_page(folder, out, projection.value)
+    if open_:
+        webbrowser.open(place.resolve().as_uri())
+    make_console().print(f"report: {place}", soft_wrap=True, markup=False)
+
+
+def watch(
+    folder: Path,
+    port: Annotated[int, typer.Option(help="Of the page; 0: any that is free.")] = 8642,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Serve the report while the run goes on; Ctrl-C stops it: `protofed watch runs/NAME`."""
+    from ..report.live import serve
+
+    serve(folder, port, host, say=lambda url: make_console().print(f"live view: {url}", markup=False))
+
+
+def figures(
+    folder: Path,
+    format: Annotated[Picture, typer.Option(help="Of the files.")] = Picture.pdf,
+    width: Annotated[Width, typer.Option(help="Of a paper's column, or of its page.")] = Width.column,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write them to.")] = None,
+    projection: Projection = Projected.pca,
+) -> None:
+    """Draw figures for a paper: `protofed figures runs/NAME --format pdf --width column`."""
+    from ..report.figures import write_figures
+
+    for file in write_figures(folder, format.value, width.value, out, projection.value):
+        make_console().print(str(file), soft_wrap=True, markup=False)

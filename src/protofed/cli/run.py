@@ -1,0 +1,214 @@
+"""The commands that run something: run, compare, sweep, reproduce, resume."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import CompareWatch, RunWatch, make_console, print_rows, print_table
+from .options import (
+    Columns,
+    Config,
+    Jobs,
+    Load,
+    Method,
+    Out,
+    Pairs,
+    Seeds,
+    Words,
+    given_settings,
+    load_files,
+    out_folder,
+    parse_columns,
+    parse_seeds,
+    writing_to,
+)
+
+if TYPE_CHECKING:
+    from ..experiment.compare import Comparison, Grid
+    from ..experiment.reproduce import Plan
+    from ..outcome import Result
+
+
+def run(method: Method, settings: Pairs = None, config: Config = None, out: Out = None, load: Load = None) -> None:
+    """Run one method: `protofed run fedsap data=digits rounds=20`."""
+    from ..experiment.run import run as run_method
+    from ..experiment.settings import resolve
+
+    load_files(load)
+    chosen = resolve(method, given_settings(config, settings))
+    folder = out_folder(out, f"{chosen.method.name}-{getattr(chosen.data, 'name', 'data')}")
+    with RunWatch(make_console(), chosen.method.name).live() as watch:
+        result = run_method(chosen, out=folder, watch=watch)
+    _print_result(result)
+
+
+def _print_result(result: Result) -> None:
+    from ..report.terminal import summary_table
+    from ..results.tables import Row, notes
+
+    console = make_console()
+    console.print(summary_table(result.summary))
+    name = result.settings.method.name
+    for note in notes([Row(name, name, {}, [result.summary])]):
+        if note.startswith(("failed", "dropped")):
+            console.print(f"{note}; rounds.jsonl says who and why", soft_wrap=True, markup=False)
+    console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.failure:
+        raise typer.Exit(1)
+
+
+def compare(
+    methods_and_settings: Words = None,
+    no_local: Annotated[bool, typer.Option("--no-local", help="Leave Local out.")] = False,
+    seeds: Seeds = "3",
+    config: Config = None,
+    out: Out = None,
+    jobs: Jobs = None,
+    columns: Columns = None,
+    load: Load = None,
+) -> None:
+    """Compare methods under the same settings and seeds, Local among them: `protofed compare fedavg fedsap rounds=20`.
+
+    A method may have a label and settings of its own: `"upper bound=fedavg?labels=all&lr=0.1"`.
+    """
+    from ..experiment.compare import compare_grid, parse_words
+
+    load_files(load)
+    names, given = parse_words(methods_and_settings or ())
+    numbers, shown = parse_seeds(seeds), parse_columns(columns)
+    grid = compare_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
+    _run_grid(grid, out_folder(out, "compare"), jobs)
+
+
+def sweep(
+    methods_and_settings: Words = None,
+    over: Annotated[list[str] | None, typer.Option(help="An axis, key=v1,v2,v3; several make a product.")] = None,
+    seeds: Seeds = "3",
+    config: Config = None,
+    out: Out = None,
+    jobs: Jobs = None,
+    columns: Columns = None,
+    load: Load = None,
+) -> None:
+    """Run methods over values of settings: `protofed sweep fedsap --over scale=8,16,32 --over lr=0.01,0.05`."""
+    from ..experiment.compare import parse_axes, parse_words, sweep_grid
+
+    load_files(load)
+    names, given = parse_words(methods_and_settings or ())
+    axes, numbers, shown = parse_axes(over or []), parse_seeds(seeds), parse_columns(columns)
+    grid = sweep_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
+    _run_grid(grid, out_folder(out, "sweep"), jobs)
+
+
+def _run_grid(grid: Grid, folder: Path, jobs: int | None) -> None:
+    from ..experiment.compare import run_grid
+
+    with CompareWatch(make_console(), len(grid.cells)).live() as watch:
+        result = run_grid(grid, out=folder, jobs=jobs, watch=watch)
+    _print_comparison(result)
+
+
+def _print_comparison(result: Comparison) -> None:
+    print_rows(result.rows(), result.columns)
+    make_console().print(f"run folders: {result.folder}", soft_wrap=True)
+
+
+class Size(str, Enum):
+    """How large a reproduction is."""
+
+    laptop = "laptop"
+    paper = "paper"
+
+
+def reproduce(
+    preset: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which; without it: a list.")] = None,
+    settings: Pairs = None,
+    size: Annotated[
+        Size, typer.Option(help="Ends within the hour on two cores, or the paper's settings.")
+    ] = Size.laptop,
+    seeds: Annotated[str | None, typer.Option(help="How many, or which; default: the preset's.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only columns that have this in their names.")] = None,
+    jobs: Jobs = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write; one that was begun is continued.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Write the ledger of what is measured in this folder of results.")
+    ] = None,
+) -> None:
+    """Run a paper's table or figure, and print ours beside the paper's: `protofed reproduce fedsap/table1`."""
+    from ..experiment import reproduce as reproductions
+    from ..experiment.settings import parse_pairs
+
+    if ledger is not None:
+        for file in reproductions.write_ledger(ledger):
+            make_console().print(str(file), soft_wrap=True, markup=False)
+        return
+    if preset is None:
+        _print_presets()
+        return
+    numbers = None if seeds is None else parse_seeds(seeds)
+    given = parse_pairs(settings or [])
+    plan = reproductions.plan(preset, size=size.value, seeds=numbers, only=only or (), given=given)
+    folder = out or Path("runs") / reproductions.folder_name(preset, size.value)
+    _reproduce(plan, writing_to(folder), jobs)
+
+
+def _reproduce(plan: Plan, folder: Path, jobs: int | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..experiment.reproduce import TABLE, run_plan
+
+    console = make_console()
+    with CompareWatch(console, plan.cells).live() as watch:
+        result = run_plan(plan, out=folder, jobs=jobs, watch=watch)
+    for title, (header, *lines) in result.tables():
+        table = Table(title=Text(title), title_justify="left")
+        for name in header:
+            table.add_column(Text(name))
+        for line in lines:
+            table.add_row(*map(Text, line))
+        print_table(console, table)
+    for note in plan.preset.file.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.print(f"also in {folder / TABLE}, with the settings that differ", soft_wrap=True, markup=False)
+
+
+def _print_presets() -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..experiment import reproduce as reproductions
+
+    table = Table("preset", "what", "runs", "laptop needs", "paper needs", title="papers' tables and figures")
+    for name in reproductions.available():
+        preset = reproductions.load_preset(name)
+        runs = "none" if preset.file.counted else f"{len(preset.file.rows)} × {len(preset.file.columns)}"
+        needs = ("\n".join(preset.all_needs(size)) or "nothing" for size in reproductions.SIZES)
+        table.add_row(*map(Text, (name, preset.file.title, runs, *needs)))
+    print_table(make_console(), table)
+
+
+def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
+    """Continue a run, a comparison, a sweep or a reproduction that was stopped, from its last checkpoint."""
+    from ..experiment import reproduce as reproductions
+    from ..experiment.compare import is_comparison, read_comparison, resume_comparison
+    from ..experiment.run import resume as resume_run
+
+    load_files(load)
+    writing_to(folder)
+    if reproductions.is_reproduction(folder):
+        _reproduce(reproductions.resumed_plan(folder), folder, jobs)
+    elif is_comparison(folder):
+        with CompareWatch(make_console(), len(read_comparison(folder).cells)).live() as watch_cells:
+            result = resume_comparison(folder, jobs=jobs, watch=watch_cells)
+        _print_comparison(result)
+    else:
+        with RunWatch(make_console(), folder.name).live() as watch:
+            finished = resume_run(folder, watch=watch)
+        _print_result(finished)
