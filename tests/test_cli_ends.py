@@ -8,11 +8,10 @@ import subprocess
 import sys
 import time
 from importlib import import_module
-from itertools import islice
 
 import pytest
 
-from protofed.cli.options import fresh_names, out_folder
+from protofed.cli.options import out_folder
 from protofed.errors import Stopped
 
 RUN = import_module("protofed.experiment.run")  # `protofed.experiment.run` is the function
@@ -151,12 +150,7 @@ def test_other_mistakes_of_usage_have_exit_code_2(call):
 
 def test_a_folder_that_is_there_is_never_chosen(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first, second, third = islice(fresh_names("fedavg-digits"), 3)
-    assert first.parent.name == "runs" and first.name.endswith("-fedavg-digits")
-    assert (second.name, third.name) == (f"{first.name}-2", f"{first.name}-3")
-    monkeypatch.setattr("protofed.cli.options.fresh_names", lambda label: iter([first, second, third]))
-    chosen = [out_folder(None, "x")]
-    for _ in range(2):
-        chosen[-1].mkdir(parents=True)
-        chosen.append(out_folder(None, "x"))
-    assert chosen == [first, second, third] and out_folder(first, "x") == first
+    chosen = [out_folder(None, "fedavg-digits") for _ in range(20)]  # several of them in one second
+    assert len(set(chosen)) == 20 and all(path.is_dir() for path in chosen)
+    assert all(path.parent.name == "runs" and "-fedavg-digits" in path.name for path in chosen)
+    assert out_folder(chosen[0], "x") == chosen[0]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protofed.errors import ProtofedError
-from protofed.report import commands
 from protofed.report import content as content_module
 from protofed.report.content import MOST_EVALUATIONS, MOST_ROUNDS, content, curve, flat
 from protofed.report.page import embedded, render, write_page
@@ -425,19 +424,20 @@ def test_names_with_markup_stay_names(tmp_path):
     assert json.loads(_Page(text).texts["content"])["variants"][0]["label"] == evil
 
 
-def test_report_command(tmp_path, monkeypatch):
+def test_report_command(call, tmp_path, monkeypatch):
     run = make_run(tmp_path / "r")
     opened = []
-    monkeypatch.setattr(commands.webbrowser, "open", opened.append)
-    place = commands.report(run, open_=True, out=tmp_path / "new" / "page.html")
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    place = tmp_path / "new" / "page.html"
+    assert call("report", run, "--open", "--out", place)[0] == 0
     assert place.is_file() and opened == [place.resolve().as_uri()]
     with pytest.raises(ProtofedError, match=r"expected a file name ending in \.html"):
-        commands.report(run, out=tmp_path / "page.pdf")
+        write_page(run, out=tmp_path / "page.pdf")
     with pytest.raises(ProtofedError, match="expected one of pca, tsne"):
-        commands.report(run, projection="umap")
+        write_page(run, projection="umap")
     (tmp_path / "file").write_text("")
     with pytest.raises(ProtofedError, match="cannot be written"):
-        commands.report(run, out=tmp_path / "file" / "page.html")
+        write_page(run, out=tmp_path / "file" / "page.html")
 
 
 def test_page_is_light_and_quick(tmp_path):

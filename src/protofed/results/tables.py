@@ -223,8 +223,6 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
 
     The second is the weaker evidence: clients of one run share their server and are no independent repetitions.
     """
-    from scipy import stats  # here, because it is slow to load and a run needs none of it
-
     lines = []
     for column in _chosen(rows, columns):
         marks = _marks(rows, column)
@@ -238,12 +236,16 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
         found = []
         spread = max(differences, default=0.0) - min(differences, default=0.0)
         if len(seeds) >= SEEDS_FOR_A_TEST and spread > 1e-9:
+            from scipy import stats  # here, because it is slow to load and most tables need none of it
+
             p = float(stats.ttest_1samp(differences, 0.0).pvalue)
             found.append(f"paired t-test over {len(seeds)} seeds: {_chance(p)}")
         named = {row.label: row for row in rows}
         pairs = _client_pairs(named[best], named[second], column.key)
         apart = [a - b for a, b in pairs if abs(a - b) > 1e-9]
         if len(apart) >= CLIENTS_FOR_A_TEST:
+            from scipy import stats
+
             p = float(stats.wilcoxon(apart).pvalue)
             found.append(
                 f"better for {sum(d > 0 for d in apart)} and worse for {sum(d < 0 for d in apart)} of {len(pairs)} clients "
