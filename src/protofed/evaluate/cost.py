@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..errors import ProtofedError
 
-Kind = Literal["supervised", "fixmatch", "fedmatch", "protofssl"]
+Family = Literal["supervised", "fixmatch", "fedmatch", "protofssl"]
 BYTES = 4  # of a number on the wire
 
 _aten = torch.ops.aten
@@ -79,7 +79,7 @@ def forward_flops(module: nn.Module, sample_shape: Sequence[int], tokens: bool =
 
 
 def client_flops(
-    kind: Kind,
+    kind: Family,
     forward: float,
     labelled: int,
     unlabelled: int,
@@ -106,7 +106,7 @@ def client_flops(
     return forward * (labelled + unlabelled) * epochs + distances + forward * labelled
 
 
-def client_bytes(kind: Kind, parameters: int, *, helpers: int, refresh: int, classes: int, dim: int) -> float:
+def client_bytes(kind: Family, parameters: int, *, helpers: int, refresh: int, classes: int, dim: int) -> float:
     """Bytes to and from a client in a round (ProtoFSSL, Table 1), in float32.
 
     FedMatch's clients get their helpers' models anew every `refresh` rounds. ProtoFSSL's send one bank of prototypes and
@@ -124,5 +124,5 @@ def client_bytes(kind: Kind, parameters: int, *, helpers: int, refresh: int, cla
 
 
 def _check(kind: str) -> None:
-    if kind not in get_args(Kind):
-        raise ProtofedError(f"no formula for the cost of {kind!r}; expected one of {', '.join(get_args(Kind))}")
+    if kind not in get_args(Family):
+        raise ProtofedError(f"no formula for the cost of {kind!r}; expected one of {', '.join(get_args(Family))}")
