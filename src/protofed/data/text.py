@@ -27,7 +27,7 @@ import safetensors.numpy
 import torch
 
 from ..errors import ProtofedError
-from ..models.text import pretrained, quiet, transformers
+from ..pretrained import locate, quiet, transformers
 from ..seeds import numpy_stream
 from .sources import DataSource, first_line, listed, register
 from .types import Dataset
@@ -251,7 +251,7 @@ def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
     if tokenizer.startswith("hash:"):
         kind = tokenizer
     else:
-        where, local = pretrained(tokenizer, "tokenizer")
+        where, local = locate(tokenizer, "tokenizer")
         kind = _fingerprint(where, local)
     key = hashlib.blake2b(json.dumps(["tokens 1", kind, length]).encode(), digest_size=16)
     for text in texts:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import aggregate, losses
 from ..bank import PrototypeBank
-from ..evaluate.geometry import feature_space_separation
+from ..geometry import feature_space_separation
 from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, bank_of
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, bank, number, weights

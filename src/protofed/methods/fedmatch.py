@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from ..models.decomposed import PSI
+from ..models.base import PSI
 from ..parts import (
     Batch,
     Each,

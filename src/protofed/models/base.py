@@ -24,6 +24,7 @@ from ..registry import Registry
 from .norm import check_norm
 
 Shape = tuple[int, ...]
+PSI = "psi."  # begins the names of ψ in a model that is a sum σ + ψ (`decomposed.py`); σ has the model's own names
 LOW = 64  # numbers in a low-level feature, of every model: architectures can then compare theirs
 
 

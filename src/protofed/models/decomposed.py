@@ -8,9 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .base import ModelSpec, Shape
-
-PSI = "psi."  # before the names of ψ; σ has the model's own names
+from .base import PSI, ModelSpec, Shape
 
 
 class Decomposed(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bank import PrototypeBank, unit
+from .bank import PrototypeBank, unit
 
 
 def feature_space_separation(z: Tensor, y: Tensor, bank: PrototypeBank, epsilon: float = 1e-8) -> Tensor:
