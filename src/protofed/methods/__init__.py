@@ -1,10 +1,8 @@
 """One file per method. Importing a file registers it; `available()` lists what there is."""
 
-# ruff: noqa: F401, what is imported here is what users import
-
 from __future__ import annotations
 
-from . import (
+from . import (  # noqa: F401
     caring,
     fedapa,
     fedarpl,
@@ -30,6 +28,28 @@ from . import (
 from .base import MODEL, MODEL_AND_PROTOTYPES, PROTOTYPES, Method, register, registry
 from .client import Loss, Network, Pseudo, Terms, Trained
 from .server import Measures, Setup, Shared, State, Teacher, state
+
+__all__ = [
+    "MODEL",
+    "MODEL_AND_PROTOTYPES",
+    "PROTOTYPES",
+    "Loss",
+    "Measures",
+    "Method",
+    "Network",
+    "Pseudo",
+    "Setup",
+    "Shared",
+    "State",
+    "Teacher",
+    "Terms",
+    "Trained",
+    "available",
+    "get",
+    "register",
+    "registry",
+    "state",
+]
 
 
 def available() -> list[str]:

@@ -54,9 +54,10 @@ class FedTGP(Method):
     def start(self, setup: Setup) -> TrainedPrototypes:
         stream = seeds.torch_stream(setup.seed, "server")
         d = setup.dim
+        width: float = d**0.5
 
         def uniform(*shape: int) -> Tensor:
-            return (2 * torch.rand(*shape, generator=stream) - 1) / d**0.5
+            return (2 * torch.rand(*shape, generator=stream) - 1) / width
 
         network = {
             "classes": torch.randn(setup.num_classes, d, generator=stream),

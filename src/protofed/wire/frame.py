@@ -130,11 +130,12 @@ def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
     about = json.loads(header["__metadata__"]["protofed"])
     if about["version"] != VERSION:
         raise ValueError(f"version {about['version']!r}; this program reads version {VERSION}")
-    for name, shape in about["banks"].items():
+    shapes: dict[str, list[int]] = about["banks"]
+    for name, shape in shapes.items():
         proper = isinstance(shape, list) and 2 <= len(shape) <= 8
         if not proper or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
             raise ValueError(f"bank {name!r} has no proper shape")
-    return about["banks"]
+    return shapes
 
 
 def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
