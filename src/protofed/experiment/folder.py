@@ -195,8 +195,8 @@ def round_row(record: Record) -> dict[str, Any]:
         "loss": record.loss,
         "terms": record.terms,
         **({"measures": record.measures} if record.measures else {}),
-        "up": {kind: record.up[kind] for kind in wire.KINDS},
-        "down": {kind: record.down[kind] for kind in wire.KINDS},
+        "up": {kind: record.up[kind] for kind in wire.BYTE_KINDS},
+        "down": {kind: record.down[kind] for kind in wire.BYTE_KINDS},
         "seconds": round(record.seconds, 4),
     }
 
@@ -268,7 +268,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     if note:
         summary["notes"] = [note]
     for direction in ("up", "down"):
-        summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.KINDS}
+        summary[f"bytes_{direction}"] = {k: sum(row[direction][k] for row in rounds) for k in wire.BYTE_KINDS}
     summary["seconds"] = round(sum(row["seconds"] for row in rounds), 3)
     summary["dropped_clients"] = sum(len(row["dropped"]) for row in rounds)
     engine = federation.engine

@@ -29,6 +29,8 @@ LOW = 64  # numbers in a low-level feature, of every model: architectures can th
 
 
 class Output(NamedTuple):
+    """What every model gives for a batch: the embedding `[n, d]`, and the head's logits `[n, C]`."""
+
     embedding: Tensor
     logits: Tensor
 
