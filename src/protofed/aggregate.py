@@ -97,8 +97,8 @@ def personalised(
     # Where nobody holds a class, everybody counts as a peer: the weights are then finite, and their result is not used.
     peers = held | ~held.any(-1, keepdim=True)
     rows = []
-    for own in directions.split(block, dim=1):
-        likeness = own @ directions.transpose(1, 2) / temperature  # Eq. 5
+    for clients in directions.split(block, dim=1):
+        likeness = clients @ directions.transpose(1, 2) / temperature  # Eq. 5
         share = torch.where(peers, likeness, -float("inf")).softmax(-1)  # Eq. 6
         rows.append(share @ means)  # Eq. 7
     q = torch.cat(rows, dim=1).transpose(0, 1)

@@ -167,8 +167,8 @@ def _mix(h: Tensor) -> Tensor:
 def spread(u: Tensor, shape: Sequence[int]) -> Tensor:
     """One uniform number a row to uniform `[n, *shape]`, inside (0, 1): a hash of the row's number and the place."""
     seed = _mix((u * 2**24).long())  # as many values as a drawn number has
-    place = _mix(torch.arange(1, 1 + math.prod(shape), device=u.device))
-    bits = _mix(seed[:, None] ^ place).bitwise_right_shift_(9)
+    position = _mix(torch.arange(1, 1 + math.prod(shape), device=u.device))
+    bits = _mix(seed[:, None] ^ position).bitwise_right_shift_(9)
     return bits.float().add_(0.5).div_(2**23).reshape(len(u), *shape)
 
 
@@ -278,21 +278,21 @@ class MaskedWindow:
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
-        own = u[:, self.weak.numbers :]
-        scale = (1 + self.gain * (2 * own[:, 0] - 1)).to(x.dtype)[:, None, None, None]
+        strong_draws = u[:, self.weak.numbers :]
+        scale = (1 + self.gain * (2 * strong_draws[:, 0] - 1)).to(x.dtype)[:, None, None, None]
         out = scale * self.weak(x, u)
         if self.offset is not None:
             out = out + (scale - 1) * self.offset.to(x)[:, None, None]
-        time = self._inside(own[:, 1], own[:, 2], x.shape[2])[:, None, :, None]
-        subcarriers = self._inside(own[:, 3], own[:, 4], x.shape[3])[:, None, None, :]
+        time = self._inside(strong_draws[:, 1], strong_draws[:, 2], x.shape[2])[:, None, :, None]
+        subcarriers = self._inside(strong_draws[:, 3], strong_draws[:, 4], x.shape[3])[:, None, None, :]
         return out.masked_fill(time | subcarriers, 0)
 
     def _inside(self, u: Tensor, v: Tensor, length: int) -> Tensor:
         """Whether each place `[n, length]` is in the row's band, of any width up to `band` of the length."""
         width = whole(u, round(self.band * length) + 1)
         start = whole(v, length - width + 1)
-        place = torch.arange(length, device=u.device)
-        return (place >= start[:, None]) & (place < (start + width)[:, None])
+        position = torch.arange(length, device=u.device)
+        return (position >= start[:, None]) & (position < (start + width)[:, None])
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -313,14 +313,14 @@ class FlipCrop:
         rows, columns = self._places(u[:, 1], height), self._places(u[:, 2], width)
         if self.flip:
             columns = torch.where(u[:, :1] < 0.5, width - 1 - columns, columns)
-        place = rows[:, :, None] * width + columns[:, None, :]
-        return x.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, x.shape[1], -1)).reshape(x.shape)
+        pixel = rows[:, :, None] * width + columns[:, None, :]
+        return x.flatten(2).gather(2, pixel.flatten(1)[:, None].expand(-1, x.shape[1], -1)).reshape(x.shape)
 
     def _places(self, u: Tensor, side: int) -> Tensor:
         """Where each pixel of a side comes from, `[n, side]`."""
         most = round(self.crop * side)
-        place = torch.arange(side, device=u.device) + (whole(u, 2 * most + 1) - most)[:, None]
-        return (side - 1) - ((side - 1) - place.abs()).abs()
+        position = torch.arange(side, device=u.device) + (whole(u, 2 * most + 1) - most)[:, None]
+        return (side - 1) - ((side - 1) - position.abs()).abs()
 
 
 def grey(levels: Tensor) -> Tensor:
@@ -339,11 +339,11 @@ def autocontrast(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
 
 def equalize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
     """Each channel's levels made equally frequent, as nearly as whole levels can be."""
-    places = levels.flatten(2).long()
-    ones = torch.ones(1, dtype=torch.int64, device=levels.device).expand(places.shape)
-    counts = torch.zeros(table.shape, dtype=torch.int64, device=levels.device).scatter_add_(2, places, ones)
-    brightest = counts.gather(2, places.amax(2, keepdim=True))
-    step = (places.shape[2] - brightest) // 255
+    values = levels.flatten(2).long()
+    ones = torch.ones(1, dtype=torch.int64, device=levels.device).expand(values.shape)
+    counts = torch.zeros(table.shape, dtype=torch.int64, device=levels.device).scatter_add_(2, values, ones)
+    brightest = counts.gather(2, values.amax(2, keepdim=True))
+    step = (values.shape[2] - brightest) // 255
     below = counts.cumsum(2) - counts
     return torch.where(step > 0, ((step // 2 + below) // step.clamp(min=1)).float(), table)
 
@@ -459,16 +459,16 @@ class RandAugment:
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
         mean, std, fill = (t.to(x.device, torch.float32)[:, None, None] for t in (self.mean, self.std, self.fill))
-        own = u[:, self.weak.numbers :]
+        strong_draws = u[:, self.weak.numbers :]
         levels = self.weak(x, u).float().mul_(255 * std).add_(255 * mean).round_().clamp_(0, 255).byte()
         fill = (255 * fill).round().clamp(0, 255)
         operations = len(OPERATIONS if x.shape[1] == 3 else GREY_OPERATIONS)
         for step in range(self.count):
-            which, sign = own[:, 2 + 2 * step], own[:, 3 + 2 * step]
+            which, sign = strong_draws[:, 2 + 2 * step], strong_draws[:, 3 + 2 * step]
             amount = torch.where(sign < 0.5, -1.0, 1.0) * (self.magnitude / MAGNITUDES)
             levels = apply(levels, whole(which, operations), amount, fill)
         if self.cutout:
-            rows, columns = self._near(own[:, 0], x.shape[2]), self._near(own[:, 1], x.shape[3])
+            rows, columns = self._near(strong_draws[:, 0], x.shape[2]), self._near(strong_draws[:, 1], x.shape[3])
             levels = torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill.byte(), levels)
         return levels.float().div_(255).sub_(mean).div_(std).to(x.dtype)
 
@@ -476,5 +476,5 @@ class RandAugment:
         """Whether each place `[n, side]` is within the square around the pixel that was drawn; it may reach outside."""
         size = round(self.cutout * side)
         start = whole(u, side)[:, None] - size // 2
-        place = torch.arange(side, device=u.device)
-        return (place >= start) & (place < start + size)
+        position = torch.arange(side, device=u.device)
+        return (position >= start) & (position < start + size)

@@ -159,7 +159,9 @@ def federate(
         if central is None:
             central = rows.reveal(np.sort(np.concatenate([part.index.numpy() for part in local])))
     assert central is not None
-    shares = [_client_share(dataset, rows, own, split, seed, client) for client, own in enumerate(client_rows)]
+    shares = [
+        _client_share(dataset, rows, training, split, seed, client) for client, training in enumerate(client_rows)
+    ]
     pools = _unlabelled_pools(dataset, rows, shares, split, seed)
     tests = _tests_by_classes(dataset, central, shares) if local is None else local
     parts = [
@@ -260,7 +262,7 @@ def _deal(
             raise ProtofedError(f"partition {partition.name!r} needs a number of clients")
         clients = 1 if groups is None else len(np.unique(groups))
     labels = dataset.y_train.numpy()[training]
-    return [training[own] for own in partition.split(labels, clients, numpy_stream(seed, "partition"), groups)]
+    return [training[share] for share in partition.split(labels, clients, numpy_stream(seed, "partition"), groups)]
 
 
 def _client_share(dataset: Dataset, rows: _Rows, training: np.ndarray, split: Split, seed: int, client: int) -> _Share:

@@ -52,25 +52,25 @@ def mix_foreign(
         )
     holdings = [_by_class(rows, y, classes.shape[1], rng) for rows in (*pools, spare)]  # nobody is the last holder
     held = np.array([[len(rows) for rows in holding] for holding in holdings])
-    own = held[:-1].sum(1)
+    pool_sizes = held[:-1].sum(1)
 
     def wanted(keep: np.ndarray) -> np.ndarray:
         """How many foreign rows each client wants beside so many of its own."""
         want = np.floor(share / (1 - share) * keep + 1e-9).astype(np.int64) * foreign.any(1)
-        return want if limit is None else np.minimum(want, limit - own)
+        return want if limit is None else np.minimum(want, limit - pool_sizes)
 
-    want = wanted(own)
-    gifts, receipts = _exchange(held, np.append(np.zeros_like(own), len(spare)), foreign, want)
+    want = wanted(pool_sizes)
+    gifts, receipts = _exchange(held, np.append(np.zeros_like(pool_sizes), len(spare)), foreign, want)
     if receipts.sum() < want.sum():
-        part = min((1 - share) * (1 + receipts.sum() / own.sum()), 1)
-        keep = np.ceil(part * own - 1e-9).astype(np.int64)
+        part = min((1 - share) * (1 + receipts.sum() / pool_sizes.sum()), 1)
+        keep = np.ceil(part * pool_sizes - 1e-9).astype(np.int64)
         most = wanted(keep)
-        want = apportion(min(most.sum(), receipts.sum() + (own - keep).sum()), most, most)
-        gifts, receipts = _exchange(held, np.append(own - keep, len(spare)), foreign, want)
+        want = apportion(min(most.sum(), receipts.sum() + (pool_sizes - keep).sum()), most, most)
+        gifts, receipts = _exchange(held, np.append(pool_sizes - keep, len(spare)), foreign, want)
     if not receipts.any():
         raise ProtofedError(
             f"{name}: unlabelled='open', but not one sample of a class its client does not have is to be had: "
-            f"{len(spare)} samples are nobody's, and {own.sum()} are in unlabelled pools"
+            f"{len(spare)} samples are nobody's, and {pool_sizes.sum()} are in unlabelled pools"
         )
     short = receipts.sum(1) < want
     if short.any():

@@ -34,13 +34,13 @@ class Partition:
         if len(labels) < clients:
             raise ProtofedError(f"partition {self.name!r}: {len(labels)} samples are too few for {clients} clients")
         rows = self.rows(labels, clients, rng, groups)
-        for client, own in enumerate(rows):
-            if not len(own):
+        for client, client_rows in enumerate(rows):
+            if not len(client_rows):
                 raise ProtofedError(
                     f"partition {self.name!r}: client {client} of {clients} is left without samples "
                     f"({len(labels)} samples in all); use fewer clients"
                 )
-        return [np.sort(own) for own in rows]
+        return [np.sort(client_rows) for client_rows in rows]
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
@@ -211,8 +211,8 @@ def _fill_up(counts: np.ndarray, least: int) -> None:
         while sizes[poor] < least:
             rich = sizes.argmax()
             c = counts[rich].argmax()
-            moved = min(least - sizes[poor], sizes[rich] - least, counts[rich, c])
-            for client, change in ((rich, -moved), (poor, moved)):
+            number = min(least - sizes[poor], sizes[rich] - least, counts[rich, c])
+            for client, change in ((rich, -number), (poor, number)):
                 counts[client, c] += change
                 sizes[client] += change
 
@@ -337,8 +337,8 @@ class Natural(Partition):
 
     def owners(self, groups: np.ndarray, ids: np.ndarray, clients: int) -> np.ndarray:
         """The client of each sample by its group, given the sorted ids of the training part; −1 for another id."""
-        place = np.minimum(np.searchsorted(ids, groups), len(ids) - 1)
-        return np.where(ids[place] == groups, place % clients, -1)
+        index = np.minimum(np.searchsorted(ids, groups), len(ids) - 1)
+        return np.where(ids[index] == groups, index % clients, -1)
 
 
 def _require(condition: bool, message: str) -> None:

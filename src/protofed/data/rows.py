@@ -26,9 +26,9 @@ def pick(ranks: np.ndarray, take: np.ndarray, rng: np.random.Generator | None = 
     order = np.arange(len(ranks)) if rng is None else rng.permutation(len(ranks))
     order = order[np.argsort(ranks[order], kind="stable")]
     sizes = np.bincount(ranks, minlength=len(take))
-    place = np.arange(len(ranks)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rank = np.arange(len(ranks)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = np.zeros(len(ranks), bool)
-    chosen[order[place < np.repeat(take, sizes)]] = True
+    chosen[order[rank < np.repeat(take, sizes)]] = True
     return chosen
 
 

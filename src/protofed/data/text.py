@@ -150,7 +150,7 @@ def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) 
         plain = " ".join(note.text.split()).casefold()
         copies[hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()].append(note)
     texts_of = Counter(label for same in copies.values() for label in {n.label for n in same})
-    kept: set[int] = set()
+    chosen_ids: set[int] = set()
     disagree = 0
     for same in copies.values():
         labels = {n.label for n in same}
@@ -169,8 +169,8 @@ def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) 
                 label = min(labels, key=lambda one: (texts_of[one], one))
         chosen = [n for n in same if n.label == label]
         chosen = [n for n in chosen if n.test == chosen[0].test] if repeats else chosen[:1]
-        kept |= {id(n) for n in chosen}
-    result = [n for n in notes if id(n) in kept]
+        chosen_ids |= {id(n) for n in chosen}
+    result = [n for n in notes if id(n) in chosen_ids]
     if len(result) < len(notes):
         log.info(
             "%s: %d rows, %d distinct texts, %d of them under several labels (several=%s); %d rows kept",
@@ -258,22 +258,22 @@ def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
         raw = text.encode("utf-8", "surrogatepass")
         key.update(len(raw).to_bytes(8, "big") + raw)
     file = Path("~/.cache/protofed/tokens").expanduser() / f"{key.hexdigest()}.safetensors"
-    kept = _kept(file, (len(texts), length))
-    if kept is not None:
-        return kept
+    cached = _cached(file, (len(texts), length))
+    if cached is not None:
+        return cached
     if tokenizer.startswith("hash:"):
         encode = _hashed(int(tokenizer.removeprefix("hash:")), length)
     else:
         encode = _published(where, local, length)
     ids = np.full((len(texts), length), -1, np.int32)
     for start in range(0, len(texts), 1024):
-        for row, found in enumerate(encode(texts[start : start + 1024]), start):
-            ids[row, : len(found)] = found
-    _keep(file, ids)
+        for row, tokens_of in enumerate(encode(texts[start : start + 1024]), start):
+            ids[row, : len(tokens_of)] = tokens_of
+    _cache(file, ids)
     return ids
 
 
-def _kept(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+def _cached(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
     if not file.is_file():
         return None
     try:
@@ -284,7 +284,7 @@ def _kept(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
     return ids if ids.shape == shape and ids.dtype == np.int32 else None
 
 
-def _keep(file: Path, ids: np.ndarray) -> None:
+def _cache(file: Path, ids: np.ndarray) -> None:
     """Under its name only when it is whole, so that whoever reads meanwhile finds all of it or nothing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -319,18 +319,18 @@ class TextSource(DataSource):
         number = {label: y for y, label in enumerate(classes)}
         y = torch.tensor([number[n.label] for n in notes], dtype=torch.int64)
         groups = sorted({n.group for n in notes}) if grouped else []
-        place = {group: i for i, group in enumerate(groups)}
-        group = torch.tensor([place[n.group] for n in notes]) if grouped else None
+        number_of = {group: i for i, group in enumerate(groups)}
+        group = torch.tensor([number_of[n.group] for n in notes]) if grouped else None
         held = torch.tensor(test, dtype=torch.bool)
-        there = bool(held.any())
+        has_test = bool(held.any())
         data = Dataset(
             ids[~held],
             y[~held],
-            ids[held] if there else None,
-            y[held] if there else None,
+            ids[held] if has_test else None,
+            y[held] if has_test else None,
             len(classes),
             None if group is None else group[~held],
-            None if group is None or not there else group[held],
+            None if group is None or not has_test else group[held],
             tuple(classes),
             self.name,
             group_names=tuple(groups),
@@ -390,8 +390,8 @@ class Text(TextSource):
                 f"{self.path}: no class has min_class={self.min_class} texts; the largest has "
                 f"{max(sizes.values(), default=0)}"
             )
-        kept = set(names)
-        notes = [n for n in notes if n.label in kept]
+        labels = set(names)
+        notes = [n for n in notes if n.label in labels]
         test = [n.test for n in notes]
         if self.split_by is not None:
             test = split_off(notes, self.test_share, f"{self.path} column {self.split_by}")

@@ -72,8 +72,8 @@ class Method:
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         """What a client returns after local training: by default its bank, its weights or both, as the exchange says."""
         names = {part.name for part in self.exchange.up}
-        own = trained.weights if "weights" in names else {}
-        return Bundle(bank=trained.bank() if "bank" in names else None, weights=own)
+        weights = trained.weights if "weights" in names else {}
+        return Bundle(bank=trained.bank() if "bank" in names else None, weights=weights)
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
         """What a client keeps for itself until its next round, beside its model."""

@@ -137,9 +137,9 @@ class FedARPL(Method):
         content = Bundle(weights=trained.weights, scalars={"confidence": float(sure.mean())})
         if received.scalars["phase"] < 3:
             return content
-        kept = sure > self.strict(received.scalars["threshold"])
+        surest = sure > self.strict(received.scalars["threshold"])
         z, classes = trained.unlabelled().embedding, bank_of(received).num_classes
-        return replace(content, bank=PrototypeBank.from_embeddings(z, label, classes, kept))
+        return replace(content, bank=PrototypeBank.from_embeddings(z, label, classes, surest))
 
     def strict(self, threshold: float) -> float:
         """τ': above τ by `stricter`, but at most half way to 1, so that τ < τ' < 1 whatever τ is."""

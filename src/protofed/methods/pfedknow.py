@@ -88,10 +88,10 @@ class PFedKnow(HelpedModel):
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
         times = received.memory.scalars.get("pruned", 0.0)
-        own = dict(trained.weights)
+        weights = dict(trained.weights)
         if times >= self.prune_times:
-            return Bundle(weights=own, scalars={"pruned": times})
-        return Bundle(weights=pruned(own, self.prune_rate), scalars={"pruned": times + 1})
+            return Bundle(weights=weights, scalars={"pruned": times})
+        return Bundle(weights=pruned(weights, self.prune_rate), scalars={"pruned": times + 1})
 
     # --- server ---------------------------------------------------------------------------------------------------
     def update(self, state: Helped, reduced: Reduced, round: int, setup: Setup) -> Helped:

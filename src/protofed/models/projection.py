@@ -34,8 +34,8 @@ class Projection(nn.Module):
             low, features = by_stages(self.backbone, x, self.owner)
             z = self.consensus(self.match(features))
             return Levels(low, z, self.head(z))
-        found = self.backbone(x)  # an own network's logits are not used
-        z = self.consensus(self.match(found.embedding if isinstance(found, Output) else found))
+        output = self.backbone(x)  # an own network's logits are not used
+        z = self.consensus(self.match(output.embedding if isinstance(output, Output) else output))
         return Output(z, self.head(z))
 
 

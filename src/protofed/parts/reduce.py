@@ -104,12 +104,12 @@ class Reduce:
         """What must stay of these uploads until the last one has arrived."""
         return () if self.additive else uploads
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
         """Make the result.
 
         Args:
             total: the sums over all uploads.
-            kept: what `keep` gave, of all uploads.
+            uploads: what `keep` gave of all uploads.
 
         Returns:
             what the method's `update` is given.
@@ -185,7 +185,7 @@ class Mean(Reduce):
             lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
         return lifted
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
         for key in total.tensors:
@@ -211,21 +211,21 @@ class CoordinateRule(Reduce):
         """The rule, applied to a stack of banks."""
         raise NotImplementedError
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
-        for name in dict.fromkeys(name for u in kept for name in u.content.all_banks()):
-            stack = PrototypeBank.stack([b[name] for u in kept if name in (b := u.content.all_banks())])
+        for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
+            stack = PrototypeBank.stack([b[name] for u in uploads if name in (b := u.content.all_banks())])
             banks[name] = self.of_banks(stack)
             holders = stack.known.sum(0)[:, None]
             sums[name] = PrototypeBank(holders * banks[name].means, banks[name].counts)
         weights: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for u in kept for name in u.content.weights):
-            values = torch.stack([u.content.weights[name] for u in kept if name in u.content.weights])
+        for name in dict.fromkeys(name for u in uploads for name in u.content.weights):
+            values = torch.stack([u.content.weights[name] for u in uploads if name in u.content.weights])
             one_class = PrototypeBank(values.reshape(len(values), 1, -1), values.new_ones(len(values), 1))
             weights[name] = self.of_banks(one_class).means.reshape(values.shape[1:])
-        names = dict.fromkeys(name for u in kept for name in u.content.scalars)
-        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in kept) / len(kept) for n in names}
+        names = dict.fromkeys(name for u in uploads for name in u.content.scalars)
+        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in uploads) / len(uploads) for n in names}
         return Reduced(banks.pop("", None), banks, weights, scalars, sums)
 
 
@@ -271,8 +271,8 @@ class Each(Reduce):
             return uploads
         return [u._replace(content=replace(u.content, weights={})) for u in uploads]
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
-        return Reduced(weights=averaged_weights(total), uploads=tuple(kept))
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+        return Reduced(weights=averaged_weights(total), uploads=tuple(uploads))
 
 
 def weighted_average(uploads: Sequence[Upload], share: Callable[[Upload], float]) -> dict[str, Tensor]:

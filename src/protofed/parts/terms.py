@@ -138,11 +138,11 @@ class Peers(Term):
         return losses.peer_contrast(output.embedding, batch.y, everyone, self.temperature, weight=batch.weight)
 
     def everyone(self, received: Received) -> PrototypeBank:
-        """The peers' banks and the client's own, which does not travel; classes it lacks are filled from those it was sent."""
-        own, peers = received.memory.bank, received.banks["peers"]
-        if own is None:  # never reported
+        """The peers' banks and the client's own, which does not travel; classes it lacks come from the received bank."""
+        own_bank, peers = received.memory.bank, received.banks["peers"]
+        if own_bank is None:  # never reported
             return peers
-        return peers.joined(PrototypeBank.stack([own.filled_from(bank_of(received))]))
+        return peers.joined(PrototypeBank.stack([own_bank.filled_from(bank_of(received))]))
 
 
 @Term.registry.register("prox")

@@ -123,9 +123,9 @@ def _read_layout(text: bytes) -> MessageLayout:
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("the header is not a mapping")
-    places = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
+    ranges = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
     entries, kinds, reached = [], Counter(framing=8 + len(text)), 0
-    for begin, end, name, entry in sorted(places, key=lambda e: (e[0], e[1])):
+    for begin, end, name, entry in sorted(ranges, key=lambda e: (e[0], e[1])):
         shape, dtype = entry["shape"], TORCH_TYPES[entry["dtype"]]
         if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
             raise ValueError(f"entry {name!r} has no proper place or shape")

@@ -46,17 +46,17 @@ def run_plan(
     folders = {column: None if folder is None else folder / slug(column) for column in plan.columns}
     if folder is not None and folder.exists():
         _check_record(plan, folder)
-    for column, place in folders.items():
-        if place is not None and is_comparison(place):
-            _check_cells(place, plan.grids[column])
-    for column, place in folders.items():
-        _check_data(plan, column, place)
+    for column, column_folder in folders.items():
+        if column_folder is not None and is_comparison(column_folder):
+            _check_cells(column_folder, plan.grids[column])
+    for column, column_folder in folders.items():
+        _check_data(plan, column, column_folder)
     if folder is not None:
         _write_record(plan, folder)
     settings = "" if folder is None else _settings_section(plan)
     reproduction = Reproduction.empty(plan.preset)
-    for column, place in folders.items():
-        comparison = _run_column(plan.grids[column], place, jobs, _watch_of_column(watch, slug(column)))
+    for column, column_folder in folders.items():
+        comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
         heading = plan.preset.heading(column, plan.size, plan.given)
         reproduction = reproduction.with_column(column, heading, comparison.summaries())
         _write_table(reproduction, settings, folder)
