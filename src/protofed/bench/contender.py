@@ -251,7 +251,7 @@ def server_call(case: Server) -> Callable[[], object]:
     return lambda: rule(banks)
 
 
-KINDS: dict[str, Callable[[Spec], Contender]] = {
+CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
     "plain": Plain,
     "engine": Engine,
     "many": Crowd,
@@ -267,7 +267,7 @@ def make(spec: Spec) -> Contender:
         keep_pages()
     if spec.get("threads"):
         torch.set_num_threads(spec["threads"])
-    return KINDS[spec["kind"]](spec)
+    return CONTENDERS[spec["kind"]](spec)
 
 
 def main() -> None:

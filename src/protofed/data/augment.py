@@ -29,11 +29,14 @@ DROPPED, DELETED = 0.2, 0.2  # probabilities: a feature is masked, a token is le
 
 
 class View(Protocol):
-    """`x [n, ...]` and `u [n, numbers]`, uniform in `[0, 1)`, to samples of the same shape, type and device."""
+    """A view: a pure function of samples `x [n, ...]` and random draws `u [n, numbers]`, uniform in `[0, 1)`.
+
+    It gives samples of the same shape, type and device.
+    """
 
     @property
     def numbers(self) -> int:
-        """How many numbers one sample needs."""
+        """How many random draws one sample needs."""
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor: ...
 
@@ -48,7 +51,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What a person may choose; `auto` is settled by the data."""
+    """What a person may choose; the data decides what `auto` is."""
 
     augmentation: Kind = "auto"
     flip: Flip = "auto"
@@ -78,7 +81,19 @@ class AugmentSettings:
 
 
 def draw(view: View, n: int, generator: torch.Generator) -> Tensor:
-    """The numbers for `n` samples: `[n, numbers]`, on the CPU, so that every device sees the same views."""
+    """The random draws of a view.
+
+    Args:
+        view: the view.
+        n: how many samples.
+        generator: the stream to draw from.
+
+    Returns:
+        `[n, numbers]`, on the CPU, so that every device sees the same views.
+
+    >>> draw(Jitter(0.1), 3, torch.Generator()).shape
+    torch.Size([3, 1])
+    """
     return torch.rand(n, view.numbers, generator=generator)
 
 
@@ -153,7 +168,18 @@ def _check(kind: str, shape: tuple[int, ...], tokens: bool) -> None:
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 def whole(u: Tensor, count: int | Tensor) -> Tensor:
-    """Uniform numbers to whole ones in `0 … count − 1`: a float below 1 times `count` never rounds up to `count`."""
+    """Uniform numbers as whole ones; a float below 1 times `count` never rounds up to `count`.
+
+    Args:
+        u: uniform in `[0, 1)`.
+        count: how many whole numbers there are.
+
+    Returns:
+        whole numbers in `0 … count − 1`.
+
+    >>> whole(torch.tensor([0.0, 0.5, 0.99]), 4).tolist()
+    [0, 2, 3]
+    """
     return (u * count).long()
 
 
@@ -165,7 +191,18 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def spread(u: Tensor, shape: Sequence[int]) -> Tensor:
-    """One uniform number a row to uniform `[n, *shape]`, inside (0, 1): a hash of the row's number and the place."""
+    """Many uniform numbers from one for each row: a hash of the row's number and the position.
+
+    Args:
+        u: `[n]`, uniform in `[0, 1)`.
+        shape: of what each row becomes.
+
+    Returns:
+        `[n, *shape]`, inside (0, 1).
+
+    >>> spread(torch.tensor([0.25, 0.75]), (3,)).shape
+    torch.Size([2, 3])
+    """
     seed = _mix((u * 2**24).long())  # as many values as a drawn number has
     position = _mix(torch.arange(1, 1 + math.prod(shape), device=u.device))
     bits = _mix(seed[:, None] ^ position).bitwise_right_shift_(9)
@@ -173,14 +210,22 @@ def spread(u: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def normal(u: Tensor, shape: Sequence[int]) -> Tensor:
-    """One uniform number a row to normal `[n, *shape]`."""
+    """Many normal numbers from one uniform number for each row.
+
+    Args:
+        u: `[n]`, uniform in `[0, 1)`.
+        shape: of what each row becomes.
+
+    Returns:
+        `[n, *shape]`.
+    """
     return spread(u, shape).mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2))
 
 
 # --- all kinds, features, tokens --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Unchanged:
-    """The samples themselves."""
+    """The samples as they are."""
 
     @property
     def numbers(self) -> int:
@@ -192,7 +237,7 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Normal noise on every number."""
+    """Normal noise is added to every number."""
 
     deviation: float
 
@@ -206,7 +251,7 @@ class Jitter:
 
 @dataclass(frozen=True)
 class MaskedJitter:
-    """Normal noise, and each feature with probability `dropped` set to 0, its mean."""
+    """Normal noise is added, and each feature is set to 0, its mean, with probability `dropped`."""
 
     deviation: float
     dropped: float
@@ -288,7 +333,7 @@ class MaskedWindow:
         return out.masked_fill(time | subcarriers, 0)
 
     def _inside(self, u: Tensor, v: Tensor, length: int) -> Tensor:
-        """Whether each place `[n, length]` is in the row's band, of any width up to `band` of the length."""
+        """Whether each position `[n, length]` is in the row's band, of any width up to `band` of the length."""
         width = whole(u, round(self.band * length) + 1)
         start = whole(v, length - width + 1)
         position = torch.arange(length, device=u.device)
@@ -473,7 +518,7 @@ class RandAugment:
         return levels.float().div_(255).sub_(mean).div_(std).to(x.dtype)
 
     def _near(self, u: Tensor, side: int) -> Tensor:
-        """Whether each place `[n, side]` is within the square around the pixel that was drawn; it may reach outside."""
+        """Whether each position `[n, side]` is within the square around the pixel that was drawn; it may reach outside."""
         size = round(self.cutout * side)
         start = whole(u, side)[:, None] - size // 2
         position = torch.arange(side, device=u.device)

@@ -55,7 +55,7 @@ class CSI(DataSource):
     step: int | None = None
     """Packets from the start of a window to the next; without it windows do not overlap."""
     every: int = 1
-    """Keep each so-manieth packet."""
+    """Keep every n-th packet."""
     scale: Literal["none", "packet"] = "none"
     """`packet` undoes the receiver's gain control: each packet has mean square 1 over its subcarriers."""
     chip: Chip = "43455c0"

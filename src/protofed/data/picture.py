@@ -168,9 +168,18 @@ def _draw_scale(figure: Figure, axes: Axes, image: AxesImage, norm: Normalize) -
 
 
 def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None) -> Table:
-    """The counts as a shaded table for a terminal `width` characters wide (as wide as it is, where not given).
+    """The counts as a shaded table for a terminal.
 
-    Many classes become one strip of shades a client, many clients are cut; the caption says what was left out.
+    Many classes become one strip of shades for each client, and of many clients only the first are shown; the caption says
+    what was left out.
+
+    Args:
+        counts: `[clients, classes]`, numbers of samples.
+        names: the classes' names.
+        width: of the terminal in characters; without it that of the terminal there is.
+
+    Returns:
+        a table to print.
     """
     from rich.table import Table
     from rich.text import Text
@@ -248,6 +257,7 @@ def _ticks(number: int, room: float) -> np.ndarray:
 
 
 def _summary(table: np.ndarray) -> str:
+    """How many clients, classes and samples there are, in one line."""
     totals, held = table.sum(axis=1), (table > 0).sum(axis=1)
     return (
         f"{table.shape[0]} clients, {table.shape[1]} classes, {int(table.sum()):,} samples; "

@@ -42,9 +42,15 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 def table(path: str, columns: Sequence[str], skip: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
-    """Of each row of a .csv, .tsv or .jsonl file (`.gz` or not), where it is and what these columns hold.
+    """Read some columns of a .csv, .tsv or .jsonl file (`.gz` or not).
 
-    What is missing from a row is empty. A row that is no row is an error, or with `skip` left out.
+    Args:
+        path: the file.
+        columns: their names.
+        skip: whether rows that cannot be read are left out; otherwise they are errors.
+
+    Returns:
+        for each row where it is, and the text in each of these columns; what is missing from a row is empty.
     """
     file = Path(path).expanduser()
     suffixes = [s for s in map(str.lower, file.suffixes) if s != ".gz"]
@@ -129,7 +135,7 @@ def _json_lines(stream: IO[str], file: Path, columns: Sequence[str]) -> Iterator
 # --- notes ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Note:
-    """One labelled text, where it stands, and what it belongs to."""
+    """One labelled text, where it was read, and what it belongs to."""
 
     text: str
     label: str
@@ -141,9 +147,18 @@ class Note:
 
 
 def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) -> list[Note]:
-    """Notes with one label for each text; and, unless `repeats` may stay, each text once.
+    """Give each text one label; and, unless repeats may stay, keep each text once.
 
     Texts are the same whatever their case and spacing. A text of both parts stays in the test part.
+
+    Args:
+        notes: all labelled texts.
+        several: what is done where copies of a text have different labels.
+        repeats: whether copies of a text may stay.
+        name: the source's, for messages.
+
+    Returns:
+        the notes that stay, in their order.
     """
     copies: dict[bytes, list[Note]] = defaultdict(list)
     for note in sorted(notes, key=lambda n: not n.test):
@@ -185,7 +200,16 @@ def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) 
 
 
 def split_off(notes: Sequence[Note], share: float, name: str) -> list[bool]:
-    """Which notes are the test part: whole units in random order, the same every time, up to this share of the notes."""
+    """Choose the test part: whole units in random order, the same every time, up to a share of the notes.
+
+    Args:
+        notes: all labelled texts; a unit is a patient, say.
+        share: of the notes.
+        name: the source's, for messages.
+
+    Returns:
+        for each note whether it is in the test part.
+    """
     sizes = Counter(n.unit for n in notes)
     if len(sizes) < 2:
         raise ProtofedError(f"{name}: {len(sizes)} distinct value to split by; expected at least 2")
@@ -199,7 +223,7 @@ def split_off(notes: Sequence[Note], share: float, name: str) -> list[bool]:
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
 def _hashed(vocabulary: int, length: int) -> Callable[[Sequence[str]], list[list[int]]]:
-    """Lower-cased words and signs, each numbered by a checksum: needs no file, and is the same everywhere."""
+    """A tokenizer that needs no file: lower-cased words and signs, each numbered by a checksum."""
 
     def ids(text: str) -> list[int]:
         words = (m.group().lower() for m in islice(_WORD.finditer(text), length - 2))
@@ -237,7 +261,7 @@ def _published(where: str, local: bool, length: int) -> Callable[[Sequence[str]]
 
 
 def _fingerprint(where: str, local: bool) -> str:
-    """What changes when a tokenizer does: of a folder, the content of its small files."""
+    """A text that changes when a tokenizer does: of a folder, a digest of its small files."""
     if not local:
         return where
     content = hashlib.blake2b(digest_size=16)
@@ -247,7 +271,16 @@ def _fingerprint(where: str, local: bool) -> str:
 
 
 def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
-    """Token ids `[n, length]`, −1 where a text has ended. Computed once, and kept in `~/.cache/protofed/tokens`."""
+    """Turn texts into token ids. They are computed once, and cached in `~/.cache/protofed/tokens`.
+
+    Args:
+        texts: the texts.
+        tokenizer: `hash:SIZE`, `minilm`, a folder, or a name of the hub.
+        length: tokens kept of each text.
+
+    Returns:
+        `[n, length]`, −1 where a text has ended.
+    """
     if tokenizer.startswith("hash:"):
         kind = tokenizer
     else:
@@ -274,6 +307,7 @@ def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
 
 
 def _cached(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """The cached token ids, or none where the file is not there or damaged."""
     if not file.is_file():
         return None
     try:
@@ -285,7 +319,7 @@ def _cached(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
 
 
 def _cache(file: Path, ids: np.ndarray) -> None:
-    """Under its name only when it is whole, so that whoever reads meanwhile finds all of it or nothing."""
+    """Write token ids. The file has its name only when it is whole, so that readers find all of it or nothing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
