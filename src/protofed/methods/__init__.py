@@ -53,10 +53,18 @@ __all__ = [
 
 
 def available() -> list[str]:
-    """Names of all methods, your own registered ones included."""
+    """The names of all methods, your own registered ones included."""
     return registry.names()
 
 
 def get(name: str, **settings: object) -> Method:
-    """A method by name with its settings, checked."""
+    """A method by name.
+
+    Args:
+        name: as the setting `method` takes it.
+        **settings: those of the method, which are checked.
+
+    >>> get("fedproto", weight=0.5).weight
+    0.5
+    """
     return registry.make(name, settings)

@@ -112,7 +112,7 @@ class FedSAP(Method):
         return Bundle(bank=bank.normalised())  # Eq. 14
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """M and D_max of Eq. 11, from the labelled samples as they lie at the end of the supervised phase; their classes."""
+        """The thresholds M and D_max of Eq. 11 and the client's classes, from its labels after the supervised phase."""
         if not trained.num_unlabelled or (round > self.supervised_rounds and received.memory.tensors):
             return received.memory
         output, batch = trained.outputs()

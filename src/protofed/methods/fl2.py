@@ -1,4 +1,5 @@
-"""(FL)²: thresholds of each client's own, consistency under the sharpest change of the weights, less of those who know it.
+"""(FL)²: each client has its own thresholds, consistency holds at the sharpest change of the weights, and clients that are
+certain count less in the average.
 
 Lee et al., "(FL)²: Overcoming Few Labels in Federated Semi-Supervised Learning", NeurIPS 2024.
 """
