@@ -36,7 +36,8 @@ def test_run_writes_a_complete_folder(call, tmp_path):
     assert measured.startswith("INFO: engine: mlp: ms per client step") and chosen.startswith("INFO: engine: ")
     assert "round 2/2" in out and "run folder: here" in out
     names = {p.name for p in (tmp_path / "here").iterdir()}
-    files = ".lock run.json settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint snapshots"
+    files = ".lock run.json "
+    files += "settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint snapshots"
     assert names == set(files.split())
     rows = [json.loads(line) for line in (tmp_path / "here/metrics.jsonl").read_text().splitlines()]
     wanted = "round accuracy silhouette loss bytes_up bytes_down seconds dropped_clients"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from protofed.bank import PrototypeBank
-from protofed.evaluate.geometry import feature_space_separation, silhouette
+from protofed.geometry import feature_space_separation, silhouette
 
 torch.set_num_threads(1)
 

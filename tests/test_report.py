@@ -189,7 +189,7 @@ def test_a_line_being_written_is_passed_over(tmp_path):
         ("metrics.jsonl", b"\xff\xfe\x00bad", "not readable"),
         ("clients.jsonl", '{"round": 2, "accuracy_head": [1], "accuracy_prototype": [], "samples": [1]}\n', "line 1"),
         ("summary.json", '{"method": ', "not finished"),
-        ("summary.json", '{"method": "x"}', "seed: Field required"),
+        ("summary.json", '{"method": "x"}', "seed is missing"),
         ("summary.json", "[]", "not finished"),
         ("confusion.json", '{"round": 1}', "confusion.json: not readable"),
         ("settings.toml", "rounds = = 3", "settings.toml: not readable"),

@@ -20,7 +20,7 @@ from protofed.experiment.reproduce import (
     SIZES,
     available,
     differences,
-    ledger,
+    ledger_pages,
     load_preset,
     plan,
     read_preset,
@@ -67,7 +67,7 @@ def test_the_papers_tables_are_there():
 def test_a_preset_resolves_at_both_sizes_without_data(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no data
     preset = load_preset(name)  # shapes of rows, columns and numbers are checked here
-    if preset.file.counted is not None:
+    if preset.file.counted:
         assert plan(name).cells == 0
         return
     if lacking(name):
@@ -85,7 +85,7 @@ def test_a_preset_resolves_at_both_sizes_without_data(name, tmp_path, monkeypatc
 def test_columns_differ_in_their_settings():
     for name in NAMES:
         preset = load_preset(name)
-        if preset.file.counted is None:
+        if not preset.file.counted:
             for size in SIZES:
                 given = [json.dumps(preset.settings(column, size), sort_keys=True) for column in preset.file.columns]
                 doubled = len(given) - len(set(given))
@@ -219,7 +219,11 @@ A = [1, "2.0 ± 0.1"]
         ('"B=fedproto?weight=2"', '"A=fedproto"', "each with a label of its own"),
         ("[columns.two]", '[columns."One "]', "whose folders differ"),
         ("[columns.two]", '[columns.two]\nuse = ["CIFAR"]', "unknown group 'CIFAR'"),
-        ('title = "A table"', 'title = "A"\ncounted = "bytes"', "unknown count 'bytes'"),
+        (
+            'title = "A table"',
+            'title = "A"\ncounted = true',
+            "counted = true: expected the arithmetic in t.py beside this file",
+        ),
         ('title = "A table"', 'title = "A"\nlaptop_rows = ["A=fedavg"]', "expected the labels of rows"),
         ('title = "A table"', 'title = "A"\nlaptop_columns = ["three"]', "laptop_columns: unknown column 'three'"),
     ],
@@ -288,11 +292,14 @@ def test_missing_data_is_said_in_one_line_before_anything_runs(call, tmp_path):
     code, _, err = call("fedsap/fig9", "--out", "here")
     assert code == 2 and len(err.splitlines()) == 1
     assert "data/cifar10.npz: no such file" in err and "benchmarks/prepare.py makes it" in err
-    assert not list((tmp_path / "here").glob("*/*"))
+    assert not (tmp_path / "here").exists(), "a folder is left behind in which nothing was run"
     code, _, err = call("fedapa/fig5", "--size", "paper", "--out", "there")
     assert code == 2 and "data/crowd/manifest.csv" in err and len(err.splitlines()) == 1
     code, _, err = call("fedsap/fig9", "--size", "paper", "data=digits", "--out", "weights")
     assert code == 2 and "data/resnet18-imagenet.pth: no such file of pretrained weights" in err
+    code, _, err = call("fedsap/fig9")
+    assert code == 2 and len(err.splitlines()) == 1 and "no such file" in err
+    assert not list(tmp_path.iterdir())
 
 
 def numbers(folder):
@@ -374,9 +381,9 @@ def test_killed_and_resumed(call, tmp_path):
 def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
     results = tmp_path / "results"
     results.mkdir()
-    assert "`protofed reproduce fedsap/fig9`" in ledger(results)["fedsap"]
+    assert "`protofed reproduce fedsap/fig9`" in ledger_pages(results)["fedsap"]
     shutil.copytree(finished, results / "fedsap-table4-laptop")
-    page = ledger(results)["fedsap"]
+    page = ledger_pages(results)["fedsap"]
     _, table = numbers(results / "fedsap-table4-laptop")
     for row, cell in table[-4:]:  # the preset's heading stands in the ledger, the data that was given in the folder
         assert f"| {row} | {cell} |" in page
@@ -389,14 +396,14 @@ def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
 
 
 def test_rows_are_found_by_label_or_by_what_they_are():
-    page = ledger(ROOT / "docs/results")["fedapa"]
+    page = ledger_pages(ROOT / "docs/results")["fedapa"]
     rows = (ROOT / "docs/results/fedapa-csi-crowd/table.md").read_text(encoding="utf-8")
     ours = re.search(r"^\| caring \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
     assert ours is not None and f"| CARING | {ours[1]} / 77.6 / " in page
 
 
 def test_the_ledger_in_the_documentation_is_of_today():
-    for paper, text in ledger(ROOT / "docs/results").items():
+    for paper, text in ledger_pages(ROOT / "docs/results").items():
         there = (ROOT / f"docs/results/ledger/{paper}.md").read_text(encoding="utf-8")
         assert there == text, "run: protofed reproduce --ledger docs/results"
         assert f'--8<-- "docs/results/ledger/{paper}.md"' in (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
@@ -406,3 +413,4 @@ def test_every_preset_is_package_data():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '"experiment/presets/*/*.toml"' in text
     assert all(file.parent.parent == reproduce.PRESETS for file in reproduce.PRESETS.rglob("*.toml"))
+    assert all((file.parent / "__init__.py").is_file() for file in reproduce.PRESETS.rglob("*.py"))

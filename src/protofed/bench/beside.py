@@ -53,7 +53,7 @@ def measure_beside(names: Iterable[str], other: Path, *, repeats: int, quick: bo
             "settings": chosen,
             "seconds": seconds,
             "speed_best": min(seconds[BESIDE]) / min(seconds[HERE]),
-            "speed_median": statistics.median(there / here for there, here in pairs),
+            "speed_median": statistics.median(other_seconds / seconds for other_seconds, seconds in pairs),
         }
         best, median = rows[name]["speed_best"], rows[name]["speed_median"]
         say(f"  speed in units of the other: best {best:.3f}, median of turns {median:.3f}")

@@ -46,21 +46,21 @@ class Clock:
         ):
             setattr(owner, name, self.timed(getattr(owner, name)))
         vmap = stack.vmap
-        stack.vmap = lambda *given, **options: self.timed(vmap(*given, **options))
+        stack.vmap = lambda *args, **options: self.timed(vmap(*args, **options))
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, timed; one inside another counts once."""
 
         @functools.wraps(call)
-        def wrapper(*given: Any, **options: Any) -> Any:
+        def wrapper(*args: Any, **options: Any) -> Any:
             if self._inside:
-                return call(*given, **options)
+                return call(*args, **options)
             if self._pid != os.getpid():
                 self._enter_process()
             self._inside = True
             began = time.perf_counter()
             try:
-                return call(*given, **options)
+                return call(*args, **options)
             finally:
                 self._seconds[self._slot] += time.perf_counter() - began
                 self._inside = False

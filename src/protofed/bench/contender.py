@@ -240,8 +240,8 @@ def server_call(case: Server) -> Callable[[], object]:
     centres = torch.randn(case.classes, case.dim, generator=generator)
     if case.close:
         centres = centres + 2 * torch.randn(case.dim, generator=generator)
-    for own in means:  # client by client, so that making the inputs takes no more memory than they do
-        own.copy_(unit(centres + 0.3 * torch.randn(case.classes, case.dim, generator=generator)))
+    for client_means in means:  # client by client, so that making the inputs takes no more memory than they do
+        client_means.copy_(unit(centres + 0.3 * torch.randn(case.classes, case.dim, generator=generator)))
     counts = torch.randint(1, 20, (case.clients, case.classes), generator=generator).float()
     banks = PrototypeBank(means, counts)
     if case.rule == "refine":
@@ -251,7 +251,7 @@ def server_call(case: Server) -> Callable[[], object]:
     return lambda: rule(banks)
 
 
-KINDS: dict[str, Callable[[Spec], Contender]] = {
+CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
     "plain": Plain,
     "engine": Engine,
     "many": Crowd,
@@ -267,7 +267,7 @@ def make(spec: Spec) -> Contender:
         keep_pages()
     if spec.get("threads"):
         torch.set_num_threads(spec["threads"])
-    return KINDS[spec["kind"]](spec)
+    return CONTENDERS[spec["kind"]](spec)
 
 
 def main() -> None:

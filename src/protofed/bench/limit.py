@@ -73,12 +73,12 @@ class Merged:
         began = time.perf_counter()
         self.model.train()
         seen = 0
-        for step, own in enumerate(rows[torch.randperm(len(rows), generator=self.generator)].split(self.batch), 1):
-            loss = self._loss(self.x[own], self.y[own])
+        for step, batch in enumerate(rows[torch.randperm(len(rows), generator=self.generator)].split(self.batch), 1):
+            loss = self._loss(self.x[batch], self.y[batch])
             self.optimiser.zero_grad()
             loss.backward()
             self.optimiser.step()
-            seen += len(own)
+            seen += len(batch)
             if step >= least and time.perf_counter() - began > cap:
                 break
         trained = time.perf_counter()
@@ -89,12 +89,12 @@ class Merged:
         total, counts = torch.zeros_like(self.table), torch.zeros(w.classes)
         seen = 0
         with torch.no_grad():
-            for own in rows.split(self.eval_batch):
-                z, _ = self.model(self.x[own])
-                member = F.one_hot(self.y[own], w.classes).to(z.dtype)
+            for batch in rows.split(self.eval_batch):
+                z, _ = self.model(self.x[batch])
+                member = F.one_hot(self.y[batch], w.classes).to(z.dtype)
                 total += member.T @ z
                 counts += member.sum(0)
-                seen += len(own)
+                seen += len(batch)
                 if time.perf_counter() - trained > cap:
                     break
         self.table = total / counts.clamp_min(1)[:, None]

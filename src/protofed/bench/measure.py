@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import __version__
 from ..federation.choose import cores
+from ..version import __version__
 from .processes import Failed, Field, Process
 from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
 
@@ -146,11 +146,16 @@ def _contenders(
                 specs[f"{engine}, {_threads(count)}"] = {**engine_common, "settings": settings}
         else:
             specs[engine] = {**engine_common, "settings": {"engine": engine}}
-    for place, row in enumerate(finalists, 1):
+    for rank, row in enumerate(finalists, 1):
         choice = {key: row[key] for key in ("batch", "layout", "threads", "keep_pages")}
-        specs[f"limit {place}"] = {**common, **choice, "kind": "limit"}
-    own = {"kind": "own-batch", "threads": 1, "keep_pages": True, "processes": min(counts[-1], workload.per_round)}
-    specs[f"steps of {workload.batch} alone"] = {**common, **own}
+        specs[f"limit {rank}"] = {**common, **choice, "kind": "limit"}
+    choice_of_steps = {
+        "kind": "own-batch",
+        "threads": 1,
+        "keep_pages": True,
+        "processes": min(counts[-1], workload.per_round),
+    }
+    specs[f"steps of {workload.batch} alone"] = {**common, **choice_of_steps}
     return specs
 
 
@@ -164,11 +169,11 @@ def _sweep(
         for keep_pages in [True] if quick else [False, True]:
             choice = {"threads": threads, "keep_pages": keep_pages}
             try:
-                found = _alone({**common, **choice, "kind": "limit-sweep", "cap": 0.01 if quick else SWEEP_SECONDS})
+                sweep = _alone({**common, **choice, "kind": "limit-sweep", "cap": 0.01 if quick else SWEEP_SECONDS})
             except Failed as reason:
                 say(f"  limit at {_threads(threads)}{', pages kept' if keep_pages else ''}: {reason}")
                 continue
-            rows += [row | choice for row in found["rows"]]
+            rows += [row | choice for row in sweep["rows"]]
     return sorted(rows, key=lambda row: row["seconds"])
 
 
@@ -334,8 +339,8 @@ def _startup(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
                 starts[clients].append(_until_first_round(Path(folder), clients, turn))
     rows: dict[str, dict[str, Any]] = {}
     for clients in case.clients:
-        beyond = statistics.median(starts[clients]) - statistics.median(imports)
-        rows[f"{clients:,} clients"] = {"seconds": starts[clients], "beyond_import": beyond}
+        seconds = statistics.median(starts[clients]) - statistics.median(imports)
+        rows[f"{clients:,} clients"] = {"seconds": starts[clients], "beyond_import": seconds}
     goals = [
         _goal(f"{label}: seconds beyond import torch", row["beyond_import"], case.seconds, at_least=False)
         for label, row in rows.items()
@@ -377,8 +382,8 @@ def _until_first_round(folder: Path, clients: int, turn: int) -> float:
                 times.append(time.perf_counter() - began)
         process.wait()
         errors.seek(0)
-        said = errors.read().decode(errors="replace").strip()
+        message = errors.read().decode(errors="replace").strip()
     if process.returncode or len(times) < 2:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(times)} rounds: {said}")
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(times)} rounds: {message}")
     first, second = times[:2]
     return first - (second - first)

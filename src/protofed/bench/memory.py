@@ -31,18 +31,18 @@ def tree_memory() -> dict[str, int]:
 
 def _tree(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
-    for place in PROC.iterdir():
-        if place.name.isdigit():
+    for process in PROC.iterdir():
+        if process.name.isdigit():
             try:
-                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # gone in the meantime
-            children.setdefault(int(fields[1]), []).append(int(place.name))
-    found, todo = [], [root]
+            children.setdefault(int(fields[1]), []).append(int(process.name))
+    family, todo = [], [root]
     while todo:
-        found.append(todo.pop())
-        todo += children.get(found[-1], [])
-    return found
+        family.append(todo.pop())
+        todo += children.get(family[-1], [])
+    return family
 
 
 def _field(pid: int, file: str, name: str) -> int:

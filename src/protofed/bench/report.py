@@ -25,11 +25,11 @@ class Page:
 def pages(results: Mapping[str, Any]) -> list[Page]:
     """A page for each workload; at quick sizes the goals are left out, as they are about the real ones."""
     makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
-    made = []
+    pages = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
-        made.append(page if results["quick"] else replace(page, notes=page.notes + _goals(result)))
-    return made
+        pages.append(page if results["quick"] else replace(page, notes=page.notes + _goals(result)))
+    return pages
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:

@@ -105,10 +105,10 @@ class RunWatch:
             yield self
 
     def __call__(self, record: Record, rounds: int) -> None:
-        from ..evaluate.accuracy import KINDS
+        from ..evaluate.confusion import PREDICTIONS
 
         if record.metrics:
-            ways = {kind: record.metrics.get(f"accuracy_{kind}") for kind in KINDS}
+            ways = {kind: record.metrics.get(f"accuracy_{kind}") for kind in PREDICTIONS}
             self.accuracy = "".join(f"{kind} {value:6.2%}  " for kind, value in ways.items() if value is not None)
         note = f"{self.accuracy}loss {record.loss:.4f}"
         if self.progress is not None:

@@ -13,8 +13,8 @@ import click
 import typer
 from typer.core import TyperGroup
 
-from .. import __version__
 from ..errors import ProtofedError, Stopped
+from ..version import __version__
 from . import report, run, show
 from .bench import bench
 from .console import log_to, make_console

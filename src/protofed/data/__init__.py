@@ -53,5 +53,5 @@ __all__ = [
 
 
 def available() -> list[str]:
-    """The names `load` knows. It also takes a path, `hub:NAME` and a `Dataset`."""
+    """The names of all data sources. `load` also takes a path, `hub:NAME` and a `Dataset`."""
     return sources.names()

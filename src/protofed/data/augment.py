@@ -29,11 +29,14 @@ DROPPED, DELETED = 0.2, 0.2  # probabilities: a feature is masked, a token is le
 
 
 class View(Protocol):
-    """`x [n, ...]` and `u [n, numbers]`, uniform in `[0, 1)`, to samples of the same shape, type and device."""
+    """A view: a pure function of samples `x [n, ...]` and random draws `u [n, numbers]`, uniform in `[0, 1)`.
+
+    It gives samples of the same shape, type and device.
+    """
 
     @property
     def numbers(self) -> int:
-        """How many numbers one sample needs."""
+        """How many random draws one sample needs."""
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor: ...
 
@@ -48,7 +51,7 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What a person may choose; `auto` is settled by the data."""
+    """What a person may choose; the data decides what `auto` is."""
 
     augmentation: Kind = "auto"
     flip: Flip = "auto"
@@ -78,7 +81,19 @@ class AugmentSettings:
 
 
 def draw(view: View, n: int, generator: torch.Generator) -> Tensor:
-    """The numbers for `n` samples: `[n, numbers]`, on the CPU, so that every device sees the same views."""
+    """The random draws of a view.
+
+    Args:
+        view: the view.
+        n: how many samples.
+        generator: the stream to draw from.
+
+    Returns:
+        `[n, numbers]`, on the CPU, so that every device sees the same views.
+
+    >>> draw(Jitter(0.1), 3, torch.Generator()).shape
+    torch.Size([3, 1])
+    """
     return torch.rand(n, view.numbers, generator=generator)
 
 
@@ -153,7 +168,18 @@ def _check(kind: str, shape: tuple[int, ...], tokens: bool) -> None:
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
 def whole(u: Tensor, count: int | Tensor) -> Tensor:
-    """Uniform numbers to whole ones in `0 … count − 1`: a float below 1 times `count` never rounds up to `count`."""
+    """Uniform numbers as whole ones; a float below 1 times `count` never rounds up to `count`.
+
+    Args:
+        u: uniform in `[0, 1)`.
+        count: how many whole numbers there are.
+
+    Returns:
+        whole numbers in `0 … count − 1`.
+
+    >>> whole(torch.tensor([0.0, 0.5, 0.99]), 4).tolist()
+    [0, 2, 3]
+    """
     return (u * count).long()
 
 
@@ -165,22 +191,41 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def spread(u: Tensor, shape: Sequence[int]) -> Tensor:
-    """One uniform number a row to uniform `[n, *shape]`, inside (0, 1): a hash of the row's number and the place."""
+    """Many uniform numbers from one for each row: a hash of the row's number and the position.
+
+    Args:
+        u: `[n]`, uniform in `[0, 1)`.
+        shape: of what each row becomes.
+
+    Returns:
+        `[n, *shape]`, inside (0, 1).
+
+    >>> spread(torch.tensor([0.25, 0.75]), (3,)).shape
+    torch.Size([2, 3])
+    """
     seed = _mix((u * 2**24).long())  # as many values as a drawn number has
-    place = _mix(torch.arange(1, 1 + math.prod(shape), device=u.device))
-    bits = _mix(seed[:, None] ^ place).bitwise_right_shift_(9)
+    position = _mix(torch.arange(1, 1 + math.prod(shape), device=u.device))
+    bits = _mix(seed[:, None] ^ position).bitwise_right_shift_(9)
     return bits.float().add_(0.5).div_(2**23).reshape(len(u), *shape)
 
 
 def normal(u: Tensor, shape: Sequence[int]) -> Tensor:
-    """One uniform number a row to normal `[n, *shape]`."""
+    """Many normal numbers from one uniform number for each row.
+
+    Args:
+        u: `[n]`, uniform in `[0, 1)`.
+        shape: of what each row becomes.
+
+    Returns:
+        `[n, *shape]`.
+    """
     return spread(u, shape).mul_(2).sub_(1).erfinv_().mul_(math.sqrt(2))
 
 
 # --- all kinds, features, tokens --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Unchanged:
-    """The samples themselves."""
+    """The samples as they are."""
 
     @property
     def numbers(self) -> int:
@@ -192,7 +237,7 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Normal noise on every number."""
+    """Normal noise is added to every number."""
 
     deviation: float
 
@@ -206,7 +251,7 @@ class Jitter:
 
 @dataclass(frozen=True)
 class MaskedJitter:
-    """Normal noise, and each feature with probability `dropped` set to 0, its mean."""
+    """Normal noise is added, and each feature is set to 0, its mean, with probability `dropped`."""
 
     deviation: float
     dropped: float
@@ -278,21 +323,21 @@ class MaskedWindow:
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
-        own = u[:, self.weak.numbers :]
-        scale = (1 + self.gain * (2 * own[:, 0] - 1)).to(x.dtype)[:, None, None, None]
+        strong_draws = u[:, self.weak.numbers :]
+        scale = (1 + self.gain * (2 * strong_draws[:, 0] - 1)).to(x.dtype)[:, None, None, None]
         out = scale * self.weak(x, u)
         if self.offset is not None:
             out = out + (scale - 1) * self.offset.to(x)[:, None, None]
-        time = self._inside(own[:, 1], own[:, 2], x.shape[2])[:, None, :, None]
-        subcarriers = self._inside(own[:, 3], own[:, 4], x.shape[3])[:, None, None, :]
+        time = self._inside(strong_draws[:, 1], strong_draws[:, 2], x.shape[2])[:, None, :, None]
+        subcarriers = self._inside(strong_draws[:, 3], strong_draws[:, 4], x.shape[3])[:, None, None, :]
         return out.masked_fill(time | subcarriers, 0)
 
     def _inside(self, u: Tensor, v: Tensor, length: int) -> Tensor:
-        """Whether each place `[n, length]` is in the row's band, of any width up to `band` of the length."""
+        """Whether each position `[n, length]` is in the row's band, of any width up to `band` of the length."""
         width = whole(u, round(self.band * length) + 1)
         start = whole(v, length - width + 1)
-        place = torch.arange(length, device=u.device)
-        return (place >= start[:, None]) & (place < (start + width)[:, None])
+        position = torch.arange(length, device=u.device)
+        return (position >= start[:, None]) & (position < (start + width)[:, None])
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -313,14 +358,14 @@ class FlipCrop:
         rows, columns = self._places(u[:, 1], height), self._places(u[:, 2], width)
         if self.flip:
             columns = torch.where(u[:, :1] < 0.5, width - 1 - columns, columns)
-        place = rows[:, :, None] * width + columns[:, None, :]
-        return x.flatten(2).gather(2, place.flatten(1)[:, None].expand(-1, x.shape[1], -1)).reshape(x.shape)
+        pixel = rows[:, :, None] * width + columns[:, None, :]
+        return x.flatten(2).gather(2, pixel.flatten(1)[:, None].expand(-1, x.shape[1], -1)).reshape(x.shape)
 
     def _places(self, u: Tensor, side: int) -> Tensor:
         """Where each pixel of a side comes from, `[n, side]`."""
         most = round(self.crop * side)
-        place = torch.arange(side, device=u.device) + (whole(u, 2 * most + 1) - most)[:, None]
-        return (side - 1) - ((side - 1) - place.abs()).abs()
+        position = torch.arange(side, device=u.device) + (whole(u, 2 * most + 1) - most)[:, None]
+        return (side - 1) - ((side - 1) - position.abs()).abs()
 
 
 def grey(levels: Tensor) -> Tensor:
@@ -339,11 +384,11 @@ def autocontrast(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
 
 def equalize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
     """Each channel's levels made equally frequent, as nearly as whole levels can be."""
-    places = levels.flatten(2).long()
-    ones = torch.ones(1, dtype=torch.int64, device=levels.device).expand(places.shape)
-    counts = torch.zeros(table.shape, dtype=torch.int64, device=levels.device).scatter_add_(2, places, ones)
-    brightest = counts.gather(2, places.amax(2, keepdim=True))
-    step = (places.shape[2] - brightest) // 255
+    values = levels.flatten(2).long()
+    ones = torch.ones(1, dtype=torch.int64, device=levels.device).expand(values.shape)
+    counts = torch.zeros(table.shape, dtype=torch.int64, device=levels.device).scatter_add_(2, values, ones)
+    brightest = counts.gather(2, values.amax(2, keepdim=True))
+    step = (values.shape[2] - brightest) // 255
     below = counts.cumsum(2) - counts
     return torch.where(step > 0, ((step // 2 + below) // step.clamp(min=1)).float(), table)
 
@@ -459,22 +504,22 @@ class RandAugment:
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
         mean, std, fill = (t.to(x.device, torch.float32)[:, None, None] for t in (self.mean, self.std, self.fill))
-        own = u[:, self.weak.numbers :]
+        strong_draws = u[:, self.weak.numbers :]
         levels = self.weak(x, u).float().mul_(255 * std).add_(255 * mean).round_().clamp_(0, 255).byte()
         fill = (255 * fill).round().clamp(0, 255)
         operations = len(OPERATIONS if x.shape[1] == 3 else GREY_OPERATIONS)
         for step in range(self.count):
-            which, sign = own[:, 2 + 2 * step], own[:, 3 + 2 * step]
+            which, sign = strong_draws[:, 2 + 2 * step], strong_draws[:, 3 + 2 * step]
             amount = torch.where(sign < 0.5, -1.0, 1.0) * (self.magnitude / MAGNITUDES)
             levels = apply(levels, whole(which, operations), amount, fill)
         if self.cutout:
-            rows, columns = self._near(own[:, 0], x.shape[2]), self._near(own[:, 1], x.shape[3])
+            rows, columns = self._near(strong_draws[:, 0], x.shape[2]), self._near(strong_draws[:, 1], x.shape[3])
             levels = torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill.byte(), levels)
         return levels.float().div_(255).sub_(mean).div_(std).to(x.dtype)
 
     def _near(self, u: Tensor, side: int) -> Tensor:
-        """Whether each place `[n, side]` is within the square around the pixel that was drawn; it may reach outside."""
+        """Whether each position `[n, side]` is within the square around the pixel that was drawn; it may reach outside."""
         size = round(self.cutout * side)
         start = whole(u, side)[:, None] - size // 2
-        place = torch.arange(side, device=u.device)
-        return (place >= start) & (place < start + size)
+        position = torch.arange(side, device=u.device)
+        return (position >= start) & (position < start + size)

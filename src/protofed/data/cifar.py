@@ -144,21 +144,21 @@ class CifarSource(DataSource):
 
     def open(self) -> tuple[Path, dict[str, bytes]]:
         """Where the files are, and the content of each."""
-        looked = places(self.name, self.path)
+        roots = places(self.name, self.path)
         wanted = {self.meta[0], *sum(self.files, ())}
-        for place in looked:
-            for folder in (place / self.folder, place):
+        for root in roots:
+            for folder in (root / self.folder, root):
                 if (folder / self.files[0][0]).is_file():
-                    found = {name: folder / name for name in wanted if (folder / name).is_file()}
+                    files = {name: folder / name for name in wanted if (folder / name).is_file()}
                     try:
-                        return folder, {name: path.read_bytes() for name, path in found.items()}
+                        return folder, {name: path.read_bytes() for name, path in files.items()}
                     except OSError as error:
                         raise ProtofedError(f"{folder}: unreadable ({first_line(error)})") from None
-            for archive in (place, place / self.archive):
+            for archive in (root, root / self.archive):
                 if archive.is_file():
                     return archive, _members(archive, wanted)
         raise ProtofedError(
-            f"{self.name}: no {self.archive} and no folder {self.folder} in {listed(looked)}; "
+            f"{self.name}: no {self.archive} and no folder {self.folder} in {listed(roots)}; "
             f"download https://www.cs.toronto.edu/~kriz/{self.archive} into it or name the file with path="
         )
 
@@ -183,8 +183,8 @@ def _images(data: object, file: str) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ProtofedError(f"{file}: its images are damaged ({first_line(error)})") from None
     if array is None or array.ndim != 2 or array.shape[1] != 3072:
-        got = type(data).__name__ if array is None else f"shape {array.shape}"
-        raise ProtofedError(f"{file}: expected images [n, 3072] of bytes, got {got}")
+        form = type(data).__name__ if array is None else f"shape {array.shape}"
+        raise ProtofedError(f"{file}: expected images [n, 3072] of bytes, got {form}")
     return array.reshape(-1, 3, 32, 32)
 
 

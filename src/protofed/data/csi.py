@@ -55,7 +55,7 @@ class CSI(DataSource):
     step: int | None = None
     """Packets from the start of a window to the next; without it windows do not overlap."""
     every: int = 1
-    """Keep each so-manieth packet."""
+    """Keep every n-th packet."""
     scale: Literal["none", "packet"] = "none"
     """`packet` undoes the receiver's gain control: each packet has mean square 1 over its subcarriers."""
     chip: Chip = "43455c0"
@@ -82,18 +82,18 @@ class CSI(DataSource):
         rooms: dict[bool, list[str]] = {False: [], True: []}
         first: tuple[Path, int] | None = None
         for capture, test in zip(captures, tested, strict=True):
-            found = self.windows(capture.file)
-            if not found:
+            windows = self.windows(capture.file)
+            if not windows:
                 continue
-            first = first or (capture.file, found[0].shape[1])
-            if found[0].shape[1] != first[1]:
+            first = first or (capture.file, windows[0].shape[1])
+            if windows[0].shape[1] != first[1]:
                 raise ProtofedError(
-                    f"{capture.file}: {found[0].shape[1]} subcarriers, {first[0]} has {first[1]}; "
+                    f"{capture.file}: {windows[0].shape[1]} subcarriers, {first[0]} has {first[1]}; "
                     "captures of one data set must have equally many"
                 )
-            parts[test] += found
-            labels[test] += [capture.people] * len(found)
-            rooms[test] += [capture.room] * len(found)
+            parts[test] += windows
+            labels[test] += [capture.people] * len(windows)
+            rooms[test] += [capture.room] * len(windows)
         for test, part in ((False, "training"), (True, "test")):
             if not parts[test] and (not test or any(tested)):
                 raise ProtofedError(f"{path}: no window of {self.window} packets for the {part} part")
@@ -118,24 +118,24 @@ class CSI(DataSource):
             return False
         sessions = sorted({c.session for c in captures if c.session is not None})
         if str(self.test_session) not in sessions:
-            there = f"found {listed(sessions)}" if sessions else "it has no column session"
-            raise ProtofedError(f"{manifest}: no capture of test_session={self.test_session}; {there}")
+            hint = f"found {listed(sessions)}" if sessions else "it has no column session"
+            raise ProtofedError(f"{manifest}: no capture of test_session={self.test_session}; {hint}")
         return capture.session == str(self.test_session)
 
     def windows(self, file: Path) -> list[np.ndarray]:
         """Amplitudes `[window, subcarriers]`, one array a window, of one capture."""
-        found: list[np.ndarray] = []
+        windows: list[np.ndarray] = []
         try:
-            found.extend(cut(self.packets(file), self.window, self.step or self.window, self.every))
+            windows.extend(cut(self.packets(file), self.window, self.step or self.window, self.every))
         except Damaged as damage:
             if self.damaged == "error":
                 raise ProtofedError(f"{file}: {damage}; damaged=keep takes what comes before") from None
-            log.warning("%s: %s; kept %d windows from before it", file, damage, len(found))
-        if not found:
+            log.warning("%s: %s; kept %d windows from before it", file, damage, len(windows))
+        if not windows:
             if self.damaged == "error":
                 raise ProtofedError(f"{file}: fewer packets than one window takes ({self.window} × every={self.every})")
             log.warning("%s: fewer packets than one window takes; left out", file)
-        return found
+        return windows
 
     def packets(self, file: Path) -> Iterator[np.ndarray]:
         """The amplitudes `[subcarriers]` of each packet, null subcarriers left out, as the file is read."""
@@ -328,14 +328,14 @@ def _intel(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[
         size = 60 * receive * send + 12
         if not (0 < receive <= 3 and 0 < send <= 3) or len(body) != 20 + size or body[16] | body[17] << 8 != size:
             raise Damaged(start, f"{len(body):,} bytes do not fit {receive}×{send} antennas")
-        places = sorted(body[15] >> 2 * antenna & 3 for antenna in range(receive))
-        if len(set(places)) < receive or places[-1] > 2:
-            raise Damaged(start, f"antennas {places}")
-        if antennas is not None and len(places) != len(antennas):
-            raise ProtofedError(f"{file}: {len(antennas)} receive antennas and, at byte {start:,}, {len(places)}")
-        antennas = places
+        streams = sorted(body[15] >> 2 * antenna & 3 for antenna in range(receive))
+        if len(set(streams)) < receive or streams[-1] > 2:
+            raise Damaged(start, f"antennas {streams}")
+        if antennas is not None and len(streams) != len(antennas):
+            raise ProtofedError(f"{file}: {len(antennas)} receive antennas and, at byte {start:,}, {len(streams)}")
+        antennas = streams
         reader.pmsg(head[2:] + body)
-        yield np.abs(reader.csi[0, :, places, 0]).ravel()
+        yield np.abs(reader.csi[0, :, streams, 0]).ravel()
 
 
 _LEGACY = np.concatenate([np.arange(-26, 0), np.arange(1, 27)])

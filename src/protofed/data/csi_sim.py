@@ -148,9 +148,9 @@ class CSISimulation(DataSource):
         """What does not move of the channel `[subcarriers]`: direct path, one reflection off each wall, furniture."""
         room = ROOMS[index]
         rng = numpy_stream(self.seed, self.name, "room", index)
-        places = rng.uniform(0.05, 0.95, (room.scatterers, 1, 2)) * room.size
+        positions = rng.uniform(0.05, 0.95, (room.scatterers, 1, 2)) * room.size
         sizes = rng.uniform(0.1, 0.4, room.scatterers)
-        amplitude, delay = scattered(room, places, sizes)
+        amplitude, delay = scattered(room, positions, sizes)
         sender, ends = np.array(room.sender), images(room)
         distance = np.linalg.norm(ends - sender, axis=-1)
         amplitude = np.concatenate([amplitude, (returned(room) / distance)[:, None]])
@@ -179,15 +179,15 @@ def returned(room: Room) -> np.ndarray:
     return np.array([1.0, *[room.reflectivity] * 4])
 
 
-def scattered(room: Room, places: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def scattered(room: Room, positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Paths by way of things at `places [n, time, 2]`: amplitudes and delays `[5n, time]`."""
     ends = images(room)[:, None, None]
-    there = np.linalg.norm(places - np.array(room.sender), axis=-1)
-    on = np.linalg.norm(places - ends, axis=-1)
+    outbound = np.linalg.norm(positions - np.array(room.sender), axis=-1)
+    onward = np.linalg.norm(positions - ends, axis=-1)
     near = 0.5  # m: nobody is nearer to an antenna than half a body
-    amplitude = returned(room)[:, None, None] * sizes[:, None] / np.maximum(there, near) / np.maximum(on, near)
-    delay = (there + on) / LIGHT
-    return amplitude.reshape(-1, places.shape[1]), delay.reshape(-1, places.shape[1])
+    amplitude = returned(room)[:, None, None] * sizes[:, None] / np.maximum(outbound, near) / np.maximum(onward, near)
+    delay = (outbound + onward) / LIGHT
+    return amplitude.reshape(-1, positions.shape[1]), delay.reshape(-1, positions.shape[1])
 
 
 def shadowed(room: Room, people: int, amplitude: np.ndarray, delay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,9 +34,9 @@ def read_idx(path: Path) -> np.ndarray:
     wanted = 1
     for length in shape:
         wanted *= length  # Python integers, which do not overflow
-    found = len(raw) - 4 - 4 * axes
-    if found != wanted:
-        raise ProtofedError(f"{path}: its header promises {wanted:,} values of shape {shape}, it has {found:,}")
+    values = len(raw) - 4 - 4 * axes
+    if values != wanted:
+        raise ProtofedError(f"{path}: its header promises {wanted:,} values of shape {shape}, it has {values:,}")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
@@ -105,13 +105,13 @@ class IdxSource(DataSource):
         )
 
     def folder(self) -> Path:
-        looked = places(self.name, self.path, *self.known)
+        roots = places(self.name, self.path, *self.known)
         first = self.stems("train")[0]
-        for place in looked:
-            for folder in (place, *(place / sub for sub in self.inside)):
+        for root in roots:
+            for folder in (root, *(root / sub for sub in self.inside)):
                 if find(folder, first) is not None:
                     return folder
-        raise ProtofedError(f"{self.name}: no {first}.gz (or without .gz) in {listed(looked)}; {self.advice}")
+        raise ProtofedError(f"{self.name}: no {first}.gz (or without .gz) in {listed(roots)}; {self.advice}")
 
 
 @register("mnist")

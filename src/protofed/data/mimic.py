@@ -54,10 +54,10 @@ class MimicDisposition(TextSource):
             raise ValueError(f"test_share must be between 0 and 1, got {self.test_share}")
 
     def read(self) -> Dataset:
-        found = distinct(list(self.labelled()), "drop", False, self.notes)
-        if not found:
+        notes = distinct(list(self.labelled()), "drop", False, self.notes)
+        if not notes:
             raise ProtofedError(f"{self.notes}: none of its notes has a discharge location in {self.admissions}")
-        return self.dataset(found, split_off(found, self.test_share, f"{self.notes} patients"), CLASSES, False)
+        return self.dataset(notes, split_off(notes, self.test_share, f"{self.notes} patients"), CLASSES, False)
 
     def labelled(self) -> Iterator[Note]:
         skip = self.damaged == "skip"

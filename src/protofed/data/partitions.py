@@ -19,7 +19,7 @@ from .rows import deal, gather, ranked
 
 @dataclass(frozen=True)
 class Partition:
-    """Base of all partitions: checks what goes in and what comes out; `rows` does the work."""
+    """Base of all partitions: `split` checks what goes in and what comes out, and `rows` does the work."""
 
     name: ClassVar[str]
     complete: ClassVar[bool] = True
@@ -27,24 +27,38 @@ class Partition:
     def split(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Row numbers for each client. `groups` are natural ids (writer, room, patient), one a sample."""
+        """Deal the training samples to clients.
+
+        Args:
+            labels: the label of every sample.
+            clients: how many clients.
+            rng: the stream to draw from.
+            groups: the natural id (writer, room, patient) of every sample, where the data set has them.
+
+        Returns:
+            the row numbers of each client, sorted.
+
+        >>> [len(rows) for rows in IID().split(np.zeros(10), 3, np.random.default_rng(0))]
+        [4, 3, 3]
+        """
         labels = np.asarray(labels)
         if clients < 1:
             raise ProtofedError(f"partition {self.name!r}: clients={clients}; at least one is needed")
         if len(labels) < clients:
             raise ProtofedError(f"partition {self.name!r}: {len(labels)} samples are too few for {clients} clients")
         rows = self.rows(labels, clients, rng, groups)
-        for client, own in enumerate(rows):
-            if not len(own):
+        for client, client_rows in enumerate(rows):
+            if not len(client_rows):
                 raise ProtofedError(
                     f"partition {self.name!r}: client {client} of {clients} is left without samples "
                     f"({len(labels)} samples in all); use fewer clients"
                 )
-        return [np.sort(own) for own in rows]
+        return [np.sort(client_rows) for client_rows in rows]
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> list[np.ndarray]:
+        """What a partition defines: the row numbers of each client, in any order. The arguments are those of `split`."""
         raise TypeError(f"{type(self).__name__} defines no rows")
 
 
@@ -55,7 +69,7 @@ register = partitions.register
 @register("iid")
 @dataclass(frozen=True)
 class IID(Partition):
-    """Every client draws from the same mix; sizes differ by at most one."""
+    """Every client draws from the same mix of classes; their sizes differ by at most one."""
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
@@ -118,7 +132,16 @@ class NWay(Partition):
         return deal(ranks, counts, rng)
 
     def sizes(self, classes: int, clients: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """How many classes each client holds, and how many samples of each."""
+        """How many classes each client holds, and how many samples of each.
+
+        Args:
+            classes: how many classes the data has.
+            clients: how many clients.
+            rng: the stream to draw from.
+
+        Returns:
+            both numbers for each client.
+        """
         shot_spread = self.spread if self.shot_spread is None else self.shot_spread
         if self.draw == "normal":
             ways = np.rint(rng.normal(self.way, self.spread, clients)).astype(np.int64)
@@ -134,6 +157,7 @@ class NWay(Partition):
 def _choose_at_random(
     ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray | None:
+    """Numbers of samples `[client, class]` of classes drawn at random, or none where that leads to a dead end."""
     left = sizes.copy()
     counts = np.zeros((len(ways), len(sizes)), np.int64)
     for client, (n, k) in enumerate(zip(ways, shots, strict=True)):
@@ -149,7 +173,10 @@ def _choose_at_random(
 def _choose_what_is_left(
     ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """The classes with most samples left, ties at random; those who want most of a class choose first."""
+    """Numbers of samples `[client, class]` of the classes with most samples left, or none where they do not fit.
+
+    Clients that want most samples of a class choose first; ties fall to a random class.
+    """
     left = sizes.copy()
     counts = np.zeros((len(ways), len(sizes)), np.int64)
     for client in np.argsort(-shots, kind="stable"):
@@ -195,9 +222,21 @@ class Dirichlet(Partition):
 
 
 def dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """Rows drawn from the symmetric Dir(α), in logarithms: at a small α every gamma draw of a row may underflow to 0.
+    """Draw from the symmetric Dirichlet distribution.
 
-    Gamma(α) is Gamma(α + 1) · U^(1/α).
+    It works in logarithms, because at a small α every gamma draw of a row may underflow to 0: Gamma(α) is
+    Gamma(α + 1) · U^(1/α).
+
+    Args:
+        alpha: α.
+        shape: how many draws, and of how many shares.
+        rng: the stream to draw from.
+
+    Returns:
+        rows that add up to 1.
+
+    >>> dirichlet(1e-9, (2, 3), np.random.default_rng(0)).sum(axis=1).tolist()
+    [1.0, 1.0]
     """
     alpha = min(max(alpha, 1e-100), 1e15)
     log = np.log(rng.gamma(alpha + 1, size=shape)) + np.log1p(-rng.random(shape)) / alpha
@@ -206,13 +245,14 @@ def dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) ->
 
 
 def _fill_up(counts: np.ndarray, least: int) -> None:
+    """Give clients below the least size samples of the largest client's most frequent class, in place."""
     sizes = counts.sum(axis=1)
     for poor in np.flatnonzero(sizes < least):
         while sizes[poor] < least:
             rich = sizes.argmax()
             c = counts[rich].argmax()
-            moved = min(least - sizes[poor], sizes[rich] - least, counts[rich, c])
-            for client, change in ((rich, -moved), (poor, moved)):
+            number = min(least - sizes[poor], sizes[rich] - least, counts[rich, c])
+            for client, change in ((rich, -number), (poor, number)):
                 counts[client, c] += change
                 sizes[client] += change
 
@@ -220,7 +260,7 @@ def _fill_up(counts: np.ndarray, least: int) -> None:
 @register("pathological", "shards")
 @dataclass(frozen=True)
 class Pathological(Partition):
-    """At most `classes_per_client` classes a client.
+    """Each client holds at most `classes_per_client` classes.
 
     Every class is cut into about as many equal shards as its size asks for, at least one; each client gets shards of
     different classes. With fewer shards than classes, the classes that get none are left out.
@@ -320,9 +360,9 @@ def _circulant(classes: int) -> np.ndarray:
 @register("natural")
 @dataclass(frozen=True)
 class Natural(Partition):
-    """One client a natural id (writer, room, patient), in the order of the ids.
+    """Each natural id (writer, room, patient) is a client, in the order of the ids.
 
-    With fewer clients than ids, the ids are dealt round: the j-th id goes to client j mod clients.
+    With fewer clients than ids, the ids are dealt round-robin: the j-th id goes to client j mod clients.
     """
 
     def rows(
@@ -336,9 +376,18 @@ class Natural(Partition):
         return gather(self.owners(groups, ids, clients), clients)
 
     def owners(self, groups: np.ndarray, ids: np.ndarray, clients: int) -> np.ndarray:
-        """The client of each sample by its group, given the sorted ids of the training part; −1 for another id."""
-        place = np.minimum(np.searchsorted(ids, groups), len(ids) - 1)
-        return np.where(ids[place] == groups, place % clients, -1)
+        """The client of each sample by its group.
+
+        Args:
+            groups: the natural id of each sample.
+            ids: the sorted ids of the training part.
+            clients: how many clients.
+
+        Returns:
+            the client's number, −1 for an id that is not among `ids`.
+        """
+        index = np.minimum(np.searchsorted(ids, groups), len(ids) - 1)
+        return np.where(ids[index] == groups, index % clients, -1)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,10 @@ from torch import Tensor
 from ..errors import ProtofedError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
     from rich.table import Table
     from rich.text import Text
 
@@ -22,103 +27,159 @@ _BLOCKS = " ░▒▓█"
 MOST_CLIENTS, MOST_CLASSES, STRIP = 40, 30, 50
 
 
+FORMATS = ("png", "svg", "pdf")
+
+
 def draw_counts(
     counts: Tensor, names: Sequence[str], path: Path, title: str = "Training samples by client and class"
 ) -> None:
-    """Write a picture of `counts [clients, classes]` as PNG, SVG or PDF, by the suffix of `path`."""
+    """Write a picture of who holds what.
+
+    Args:
+        counts: `[clients, classes]`, numbers of samples.
+        names: the classes' names; numbers stand in their place where there are not as many names as classes.
+        path: the file, whose suffix says whether it is a PNG, SVG or PDF.
+        title: what stands above the picture.
+    """
     from matplotlib import rc_context
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     path = Path(path)
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in ("png", "svg", "pdf"):
+    suffix = path.suffix.lower().removeprefix(".")
+    if suffix not in FORMATS:
         raise ProtofedError(f"{path}: expected a file name ending in .png, .svg or .pdf")
     table = counts.cpu().numpy()
-    clients, classes = table.shape
-    labels = _names(names, classes)
-    longest = max(map(len, labels))
-
-    # Cells are as large as the page allows; their numbers are written where they fit.
-    cell_w = min(9.0 / clients, 0.62)
-    cell_h = min(6.5 / classes, 0.34)
-    digits = len(f"{int(table.max()):,}")
-    font = min(cell_w * 72 / (0.62 * digits + 0.5), cell_h * 72 * 0.55, 9.0)
-    left, right, bottom, bars, top = 0.75 + 0.075 * min(longest, 16), 1.15, 0.62, 0.62, 0.62
-    grid_w, grid_h = max(cell_w * clients, 4.4), max(cell_h * classes, 0.9)
-    width, height = left + grid_w + right, bottom + grid_h + 0.1 + bars + top
-    figure = Figure(figsize=(width, height), layout=None, facecolor="white")
-
-    def area(x: float, y: float, w: float, h: float) -> tuple[float, float, float, float]:
-        return x / width, y / height, w / width, h / height
-
-    grid = figure.add_axes(area(left, bottom, grid_w, grid_h))
-    colours = LinearSegmentedColormap.from_list("counts", list(_SHADES[1:])).with_extremes(bad=_SHADES[0])
-    top_count = max(float(table.max()), 1.0)
-    norm = PowerNorm(0.5, vmin=0, vmax=top_count)
-    shown = np.ma.masked_equal(table.T.astype(float), 0.0)
-    image = grid.imshow(shown, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-    if font >= 4.5:
-        for client, c in zip(*np.nonzero(table), strict=True):
-            dark = norm(table[client, c]) > 0.55
-            grid.text(
-                client,
-                c,
-                f"{table[client, c]:,}",
-                ha="center",
-                va="center",
-                fontsize=font,
-                color="white" if dark else _INK,
-            )
-    if cell_w * 72 >= 8 and cell_h * 72 >= 8:
-        grid.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
-        grid.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-        grid.grid(which="minor", color="#e8ecf0", linewidth=0.8)
-    grid.tick_params(which="both", length=0, labelsize=8, labelcolor=_INK)
-    grid.set_xticks(_ticks(clients, grid_w / 0.3))
-    rows = _ticks(classes, grid_h / 0.15)
-    grid.set_yticks(rows, [_cut(labels[c], 16) for c in rows])
-    grid.set_xlabel("client", color=_QUIET, fontsize=9)
-    grid.set_ylabel("class", color=_QUIET, fontsize=9)
-
-    above = figure.add_axes(area(left, bottom + grid_h + 0.1, grid_w, bars), sharex=grid)
-    above.bar(np.arange(clients), table.sum(axis=1), width=0.8 if clients <= 60 else 1.0, color=_BLUE)
-    above.tick_params(which="both", length=0, labelbottom=False, labelsize=7, labelcolor=_QUIET)
-    above.yaxis.set_major_locator(MaxNLocator(2, integer=True))
-    above.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    above.grid(axis="y", color="#e8ecf0", linewidth=0.8)
-    above.set_axisbelow(True)
-    above.set_ylabel("total", color=_QUIET, fontsize=8, rotation=0, ha="right", va="center", labelpad=16)
-    for axes in (grid, above):
-        axes.spines[:].set_visible(False)
-    above.spines["bottom"].set(visible=True, color="#c9d1d9")
-    grid.set_xlim(-0.5, clients - 0.5)
-
-    bar = figure.add_axes(area(left + grid_w + 0.25, bottom, 0.13, min(grid_h, 2.2)))
-    scale = figure.colorbar(image, cax=bar)
-    scale.outline.set_visible(False)
-    # Evenly spaced on the page, not in value, and rounded to what reads well.
-    marks = {_round(float(norm.inverse(part))) for part in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    scale.set_ticks(sorted(m for m in marks if m <= top_count))
-    scale.formatter = FuncFormatter(lambda value, _: f"{value:,.0f}")
-    scale.minorticks_off()
-    bar.tick_params(length=0, labelsize=7, labelcolor=_QUIET)
-    bar.set_ylabel("samples", color=_QUIET, fontsize=8)
-    figure.text(left / width, 1 - 0.2 / height, title, fontsize=11, weight="bold", color=_INK, va="center")
-    figure.text(left / width, 1 - 0.42 / height, _summary(table), fontsize=8, color=_QUIET, va="center")
+    labels = _names(names, table.shape[1])
+    page = _Page.for_table(table, labels)
+    norm = PowerNorm(0.5, vmin=0, vmax=max(float(table.max()), 1.0))
+    figure = Figure(figsize=(page.width, page.height), layout=None, facecolor="white")
+    grid = figure.add_axes(page.area(page.left, page.bottom, page.grid_width, page.grid_height))
+    image = _draw_grid(grid, table, labels, page, norm)
+    above = page.area(page.left, page.bottom + page.grid_height + 0.1, page.grid_width, page.bars)
+    _draw_totals(figure.add_axes(above, sharex=grid), table)
+    grid.set_xlim(-0.5, len(table) - 0.5)
+    beside = page.area(page.left + page.grid_width + 0.25, page.bottom, 0.13, min(page.grid_height, 2.2))
+    _draw_scale(figure, figure.add_axes(beside), image, norm)
+    left = page.left / page.width
+    figure.text(left, 1 - 0.2 / page.height, title, fontsize=11, weight="bold", color=_INK, va="center")
+    figure.text(left, 1 - 0.42 / page.height, _summary(table), fontsize=8, color=_QUIET, va="center")
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # No date and no random ids in the file: the same counts give the same picture.
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
     with rc_context({"svg.hashsalt": "protofed"}):
         figure.savefig(path, dpi=160, metadata=undated)
 
 
-def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None) -> Table:
-    """The counts as a shaded table for a terminal `width` characters wide (as wide as it is, where not given).
+@dataclass(frozen=True)
+class _Page:
+    """The measures of the picture in inches: the grid of cells, bars above it, a scale to its right."""
 
-    Many classes become one strip of shades a client, many clients are cut; the caption says what was left out.
+    cell_width: float
+    cell_height: float
+    grid_width: float
+    grid_height: float
+    left: float
+    font: float  # of the numbers in the cells, in points
+    right: float = 1.15
+    bottom: float = 0.62
+    bars: float = 0.62
+    top: float = 0.62
+
+    @classmethod
+    def for_table(cls, table: np.ndarray, labels: Sequence[str]) -> _Page:
+        """Cells as large as the page allows."""
+        clients, classes = table.shape
+        cell_width, cell_height = min(9.0 / clients, 0.62), min(6.5 / classes, 0.34)
+        digits = len(f"{int(table.max()):,}")
+        font = min(cell_width * 72 / (0.62 * digits + 0.5), cell_height * 72 * 0.55, 9.0)
+        left = 0.75 + 0.075 * min(max(map(len, labels)), 16)
+        return cls(cell_width, cell_height, max(cell_width * clients, 4.4), max(cell_height * classes, 0.9), left, font)
+
+    @property
+    def width(self) -> float:
+        return self.left + self.grid_width + self.right
+
+    @property
+    def height(self) -> float:
+        return self.bottom + self.grid_height + 0.1 + self.bars + self.top
+
+    def area(self, x: float, y: float, width: float, height: float) -> tuple[float, float, float, float]:
+        """A rectangle as shares of the page."""
+        return x / self.width, y / self.height, width / self.width, height / self.height
+
+
+def _draw_grid(axes: Axes, table: np.ndarray, labels: Sequence[str], page: _Page, norm: Normalize) -> AxesImage:
+    """Clients × classes, the darker the more samples; numbers are written where they can be read."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    clients, classes = table.shape
+    colours = LinearSegmentedColormap.from_list("counts", list(_SHADES[1:])).with_extremes(bad=_SHADES[0])
+    cells = np.ma.masked_equal(table.T.astype(float), 0.0)
+    image = axes.imshow(cells, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    if page.font >= 4.5:
+        for client, c in zip(*np.nonzero(table), strict=True):
+            colour = "white" if norm(table[client, c]) > 0.55 else _INK
+            text = f"{table[client, c]:,}"
+            axes.text(client, c, text, ha="center", va="center", fontsize=page.font, color=colour)
+    if page.cell_width * 72 >= 8 and page.cell_height * 72 >= 8:
+        axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="#e8ecf0", linewidth=0.8)
+    axes.tick_params(which="both", length=0, labelsize=8, labelcolor=_INK)
+    axes.set_xticks(_ticks(clients, page.grid_width / 0.3))
+    rows = _ticks(classes, page.grid_height / 0.15)
+    axes.set_yticks(rows, [_cut(labels[c], 16) for c in rows])
+    axes.set_xlabel("client", color=_QUIET, fontsize=9)
+    axes.set_ylabel("class", color=_QUIET, fontsize=9)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _draw_totals(axes: Axes, table: np.ndarray) -> None:
+    """A bar for each client's number of samples."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    clients = len(table)
+    axes.bar(np.arange(clients), table.sum(axis=1), width=0.8 if clients <= 60 else 1.0, color=_BLUE)
+    axes.tick_params(which="both", length=0, labelbottom=False, labelsize=7, labelcolor=_QUIET)
+    axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.grid(axis="y", color="#e8ecf0", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_ylabel("total", color=_QUIET, fontsize=8, rotation=0, ha="right", va="center", labelpad=16)
+    axes.spines[:].set_visible(False)
+    axes.spines["bottom"].set(visible=True, color="#c9d1d9")
+
+
+def _draw_scale(figure: Figure, axes: Axes, image: AxesImage, norm: Normalize) -> None:
+    """The scale of shades, with marks that are evenly spaced on the page, not in value, and read well."""
+    from matplotlib.ticker import FuncFormatter
+
+    scale = figure.colorbar(image, cax=axes)
+    scale.outline.set_visible(False)
+    marks = {_round(float(norm.inverse(part))) for part in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    scale.set_ticks(sorted(m for m in marks if m <= float(norm.vmax or 1.0)))
+    scale.formatter = FuncFormatter(lambda value, _: f"{value:,.0f}")
+    scale.minorticks_off()
+    axes.tick_params(length=0, labelsize=7, labelcolor=_QUIET)
+    axes.set_ylabel("samples", color=_QUIET, fontsize=8)
+
+
+def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None) -> Table:
+    """The counts as a shaded table for a terminal.
+
+    Many classes become one strip of shades for each client, and of many clients only the first are shown; the caption says
+    what was left out.
+
+    Args:
+        counts: `[clients, classes]`, numbers of samples.
+        names: the classes' names.
+        width: of the terminal in characters; without it that of the terminal there is.
+
+    Returns:
+        a table to print.
     """
     from rich.table import Table
     from rich.text import Text
@@ -196,6 +257,7 @@ def _ticks(number: int, room: float) -> np.ndarray:
 
 
 def _summary(table: np.ndarray) -> str:
+    """How many clients, classes and samples there are, in one line."""
     totals, held = table.sum(axis=1), (table > 0).sum(axis=1)
     return (
         f"{table.shape[0]} clients, {table.shape[1]} classes, {int(table.sum()):,} samples; "

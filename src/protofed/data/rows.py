@@ -8,9 +8,20 @@ import numpy as np
 
 
 def apportion(total: int, weights: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Whole numbers that add up to `total`, in proportion to `weights` and none above `most`.
+    """Whole numbers in proportion to weights.
 
     What one entry cannot take goes to the others; where `most` adds up to less than `total`, the result is `most`.
+
+    Args:
+        total: what the numbers are to add up to.
+        weights: `[n]`.
+        most: `[n]`, the largest number that each entry may have.
+
+    Returns:
+        `[n]`.
+
+    >>> apportion(10, np.array([1.0, 1.0, 2.0]), np.array([9, 9, 4])).tolist()
+    [3, 3, 4]
     """
     exact = total * weights / weights.sum()
     result = np.minimum(np.floor(exact).astype(np.int64), most)
@@ -22,18 +33,42 @@ def apportion(total: int, weights: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 def pick(ranks: np.ndarray, take: np.ndarray, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Bool mask of `take[c]` rows of each class: random ones, or without `rng` the first ones."""
+    """Choose rows by class.
+
+    Args:
+        ranks: `[n]`, the class of each row, as `ranked` numbers them.
+        take: how many rows of each class.
+        rng: the stream to draw from; without it the first rows are taken.
+
+    Returns:
+        a mask `[n]`.
+
+    >>> pick(np.array([0, 1, 0, 1]), np.array([1, 2])).tolist()
+    [True, True, False, True]
+    """
     order = np.arange(len(ranks)) if rng is None else rng.permutation(len(ranks))
     order = order[np.argsort(ranks[order], kind="stable")]
     sizes = np.bincount(ranks, minlength=len(take))
-    place = np.arange(len(ranks)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rank = np.arange(len(ranks)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = np.zeros(len(ranks), bool)
-    chosen[order[place < np.repeat(take, sizes)]] = True
+    chosen[order[rank < np.repeat(take, sizes)]] = True
     return chosen
 
 
 def balanced(labels: np.ndarray, number: int, rng: np.random.Generator | None = None) -> np.ndarray:
-    """Bool mask of `number` rows, the same from each class as far as a class has them; without `rng` the first ones."""
+    """Choose rows, the same number from each class as far as a class has them.
+
+    Args:
+        labels: `[n]`.
+        number: how many rows.
+        rng: the stream to draw from; without it the first rows are taken.
+
+    Returns:
+        a mask `[n]`.
+
+    >>> balanced(np.array([5, 5, 5, 7]), 3).tolist()
+    [True, True, False, True]
+    """
     ranks, sizes = ranked(labels)
     order = np.arange(len(sizes)) if rng is None else rng.permutation(len(sizes))
     take = np.empty_like(sizes)
@@ -42,10 +77,21 @@ def balanced(labels: np.ndarray, number: int, rng: np.random.Generator | None = 
 
 
 def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Bool mask of a stratified share of the rows, at least one and at most all but one (of two or more rows).
+    """Choose a stratified share of the rows, at least one and at most all but one (of two or more rows).
 
     The last row of a class stays, so that no held-out class is unknown to what remains. Only where every class has a
     single row does one of them go.
+
+    Args:
+        labels: `[n]`.
+        share: between 0 and 1.
+        rng: the stream to draw from.
+
+    Returns:
+        a mask `[n]`.
+
+    >>> int(hold_out(np.array([0] * 10 + [1] * 5), 0.2, np.random.default_rng(0)).sum())
+    3
     """
     ranks, sizes = ranked(labels)
     target = min(max(round(share * len(labels)), 1), len(labels) - 1)
@@ -58,13 +104,36 @@ def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
 
 
 def ranked(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Labels as 0, 1, … over the classes that occur, and how many rows each has."""
+    """Number the classes that occur.
+
+    Args:
+        labels: `[n]`.
+
+    Returns:
+        labels as 0, 1, … over the classes that occur, and how many rows each class has.
+
+    >>> ranks, sizes = ranked(np.array([7, 3, 7]))
+    >>> ranks.tolist(), sizes.tolist()
+    ([1, 0, 1], [1, 2])
+    """
     _, ranks, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return ranks.reshape(-1), sizes.astype(np.int64)
 
 
 def deal(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Rows for each client, `counts[client, class]` random ones of each class; no row is dealt twice."""
+    """Deal random rows to clients; no row is dealt twice.
+
+    Args:
+        ranks: `[n]`, the class of each row, as `ranked` numbers them.
+        counts: `[clients, classes]`, how many rows of each class a client gets.
+        rng: the stream to draw from.
+
+    Returns:
+        the rows of each client, in ascending order.
+
+    >>> [rows.tolist() for rows in deal(np.array([0, 0, 1]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))]
+    [[0, 1], [2]]
+    """
     clients, classes = counts.shape
     order = rng.permutation(len(ranks))
     order = order[np.argsort(ranks[order], kind="stable")]
@@ -77,7 +146,18 @@ def deal(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> lis
 
 
 def gather(owner: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The rows of each owner, in ascending order."""
+    """The rows of each owner.
+
+    Args:
+        owner: `[n]`, the client of each row; rows of no client have another number.
+        clients: how many clients.
+
+    Returns:
+        the rows of each client, in ascending order.
+
+    >>> [rows.tolist() for rows in gather(np.array([1, 0, 1, 9]), clients=2)]
+    [[1], [0, 2]]
+    """
     order = np.argsort(owner, kind="stable")
     cuts = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[a:b] for a, b in pairwise(cuts)]

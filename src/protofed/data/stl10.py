@@ -64,13 +64,13 @@ class STL10(DataSource):
         return x, y.astype(np.int64) - 1
 
     def folder(self) -> Path:
-        looked = places(self.name, self.path)
-        for place in looked:
-            for folder in (place, place / FOLDER):
+        roots = places(self.name, self.path)
+        for root in roots:
+            for folder in (root, root / FOLDER):
                 if (folder / "train_X.bin").is_file():
                     return folder
         raise ProtofedError(
-            f"{self.name}: no folder {FOLDER} with train_X.bin in {listed(looked)}; unpack "
+            f"{self.name}: no folder {FOLDER} with train_X.bin in {listed(roots)}; unpack "
             f"http://ai.stanford.edu/~acoates/stl10/{FOLDER}.tar.gz there or name the folder with path="
         )
 

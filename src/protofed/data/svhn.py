@@ -29,8 +29,8 @@ class SVHN(DataSource):
         folder = self.folder()
         parts = [read_digits(folder / f"{part}_32x32.mat") for part in ("train", "test", "extra")[: 2 + self.extra]]
         train, test = (
-            (np.concatenate([x for x, _ in own]), np.concatenate([y for _, y in own]))
-            for own in (parts[::2], parts[1:2])
+            (np.concatenate([x for x, _ in half]), np.concatenate([y for _, y in half]))
+            for half in (parts[::2], parts[1:2])
         )
         return Dataset.from_arrays(
             *_first(*train, self.limit_train),
@@ -41,12 +41,12 @@ class SVHN(DataSource):
         )
 
     def folder(self) -> Path:
-        looked = places(self.name, self.path)
-        for place in looked:
-            if (place / "train_32x32.mat").is_file():
-                return place
+        roots = places(self.name, self.path)
+        for root in roots:
+            if (root / "train_32x32.mat").is_file():
+                return root
         raise ProtofedError(
-            f"{self.name}: no train_32x32.mat in {listed(looked)}; download it and test_32x32.mat from "
+            f"{self.name}: no train_32x32.mat in {listed(roots)}; download it and test_32x32.mat from "
             "http://ufldl.stanford.edu/housenumbers into it or name their folder with path="
         )
 

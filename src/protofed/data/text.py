@@ -27,7 +27,7 @@ import safetensors.numpy
 import torch
 
 from ..errors import ProtofedError
-from ..models.text import pretrained, quiet, transformers
+from ..pretrained import locate, quiet, transformers
 from ..seeds import numpy_stream
 from .sources import DataSource, first_line, listed, register
 from .types import Dataset
@@ -42,9 +42,15 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 def table(path: str, columns: Sequence[str], skip: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
-    """Of each row of a .csv, .tsv or .jsonl file (`.gz` or not), where it is and what these columns hold.
+    """Read some columns of a .csv, .tsv or .jsonl file (`.gz` or not).
 
-    What is missing from a row is empty. A row that is no row is an error, or with `skip` left out.
+    Args:
+        path: the file.
+        columns: their names.
+        skip: whether rows that cannot be read are left out; otherwise they are errors.
+
+    Returns:
+        for each row where it is, and the text in each of these columns; what is missing from a row is empty.
     """
     file = Path(path).expanduser()
     suffixes = [s for s in map(str.lower, file.suffixes) if s != ".gz"]
@@ -129,7 +135,7 @@ def _json_lines(stream: IO[str], file: Path, columns: Sequence[str]) -> Iterator
 # --- notes ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Note:
-    """One labelled text, where it stands, and what it belongs to."""
+    """One labelled text, where it was read, and what it belongs to."""
 
     text: str
     label: str
@@ -141,16 +147,25 @@ class Note:
 
 
 def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) -> list[Note]:
-    """Notes with one label for each text; and, unless `repeats` may stay, each text once.
+    """Give each text one label; and, unless repeats may stay, keep each text once.
 
     Texts are the same whatever their case and spacing. A text of both parts stays in the test part.
+
+    Args:
+        notes: all labelled texts.
+        several: what is done where copies of a text have different labels.
+        repeats: whether copies of a text may stay.
+        name: the source's, for messages.
+
+    Returns:
+        the notes that stay, in their order.
     """
     copies: dict[bytes, list[Note]] = defaultdict(list)
     for note in sorted(notes, key=lambda n: not n.test):
         plain = " ".join(note.text.split()).casefold()
         copies[hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()].append(note)
     texts_of = Counter(label for same in copies.values() for label in {n.label for n in same})
-    kept: set[int] = set()
+    chosen_ids: set[int] = set()
     disagree = 0
     for same in copies.values():
         labels = {n.label for n in same}
@@ -169,8 +184,8 @@ def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) 
                 label = min(labels, key=lambda one: (texts_of[one], one))
         chosen = [n for n in same if n.label == label]
         chosen = [n for n in chosen if n.test == chosen[0].test] if repeats else chosen[:1]
-        kept |= {id(n) for n in chosen}
-    result = [n for n in notes if id(n) in kept]
+        chosen_ids |= {id(n) for n in chosen}
+    result = [n for n in notes if id(n) in chosen_ids]
     if len(result) < len(notes):
         log.info(
             "%s: %d rows, %d distinct texts, %d of them under several labels (several=%s); %d rows kept",
@@ -185,7 +200,16 @@ def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) 
 
 
 def split_off(notes: Sequence[Note], share: float, name: str) -> list[bool]:
-    """Which notes are the test part: whole units in random order, the same every time, up to this share of the notes."""
+    """Choose the test part: whole units in random order, the same every time, up to a share of the notes.
+
+    Args:
+        notes: all labelled texts; a unit is a patient, say.
+        share: of the notes.
+        name: the source's, for messages.
+
+    Returns:
+        for each note whether it is in the test part.
+    """
     sizes = Counter(n.unit for n in notes)
     if len(sizes) < 2:
         raise ProtofedError(f"{name}: {len(sizes)} distinct value to split by; expected at least 2")
@@ -199,7 +223,7 @@ def split_off(notes: Sequence[Note], share: float, name: str) -> list[bool]:
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
 def _hashed(vocabulary: int, length: int) -> Callable[[Sequence[str]], list[list[int]]]:
-    """Lower-cased words and signs, each numbered by a checksum: needs no file, and is the same everywhere."""
+    """A tokenizer that needs no file: lower-cased words and signs, each numbered by a checksum."""
 
     def ids(text: str) -> list[int]:
         words = (m.group().lower() for m in islice(_WORD.finditer(text), length - 2))
@@ -237,7 +261,7 @@ def _published(where: str, local: bool, length: int) -> Callable[[Sequence[str]]
 
 
 def _fingerprint(where: str, local: bool) -> str:
-    """What changes when a tokenizer does: of a folder, the content of its small files."""
+    """A text that changes when a tokenizer does: of a folder, a digest of its small files."""
     if not local:
         return where
     content = hashlib.blake2b(digest_size=16)
@@ -247,33 +271,43 @@ def _fingerprint(where: str, local: bool) -> str:
 
 
 def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
-    """Token ids `[n, length]`, −1 where a text has ended. Computed once, and kept in `~/.cache/protofed/tokens`."""
+    """Turn texts into token ids. They are computed once, and cached in `~/.cache/protofed/tokens`.
+
+    Args:
+        texts: the texts.
+        tokenizer: `hash:SIZE`, `minilm`, a folder, or a name of the hub.
+        length: tokens kept of each text.
+
+    Returns:
+        `[n, length]`, −1 where a text has ended.
+    """
     if tokenizer.startswith("hash:"):
         kind = tokenizer
     else:
-        where, local = pretrained(tokenizer, "tokenizer")
+        where, local = locate(tokenizer, "tokenizer")
         kind = _fingerprint(where, local)
     key = hashlib.blake2b(json.dumps(["tokens 1", kind, length]).encode(), digest_size=16)
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
         key.update(len(raw).to_bytes(8, "big") + raw)
     file = Path("~/.cache/protofed/tokens").expanduser() / f"{key.hexdigest()}.safetensors"
-    kept = _kept(file, (len(texts), length))
-    if kept is not None:
-        return kept
+    cached = _cached(file, (len(texts), length))
+    if cached is not None:
+        return cached
     if tokenizer.startswith("hash:"):
         encode = _hashed(int(tokenizer.removeprefix("hash:")), length)
     else:
         encode = _published(where, local, length)
     ids = np.full((len(texts), length), -1, np.int32)
     for start in range(0, len(texts), 1024):
-        for row, found in enumerate(encode(texts[start : start + 1024]), start):
-            ids[row, : len(found)] = found
-    _keep(file, ids)
+        for row, tokens_of in enumerate(encode(texts[start : start + 1024]), start):
+            ids[row, : len(tokens_of)] = tokens_of
+    _cache(file, ids)
     return ids
 
 
-def _kept(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+def _cached(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
+    """The cached token ids, or none where the file is not there or damaged."""
     if not file.is_file():
         return None
     try:
@@ -284,8 +318,8 @@ def _kept(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
     return ids if ids.shape == shape and ids.dtype == np.int32 else None
 
 
-def _keep(file: Path, ids: np.ndarray) -> None:
-    """Under its name only when it is whole, so that whoever reads meanwhile finds all of it or nothing."""
+def _cache(file: Path, ids: np.ndarray) -> None:
+    """Write token ids. The file has its name only when it is whole, so that readers find all of it or nothing."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
@@ -319,18 +353,18 @@ class TextSource(DataSource):
         number = {label: y for y, label in enumerate(classes)}
         y = torch.tensor([number[n.label] for n in notes], dtype=torch.int64)
         groups = sorted({n.group for n in notes}) if grouped else []
-        place = {group: i for i, group in enumerate(groups)}
-        group = torch.tensor([place[n.group] for n in notes]) if grouped else None
+        number_of = {group: i for i, group in enumerate(groups)}
+        group = torch.tensor([number_of[n.group] for n in notes]) if grouped else None
         held = torch.tensor(test, dtype=torch.bool)
-        there = bool(held.any())
+        has_test = bool(held.any())
         data = Dataset(
             ids[~held],
             y[~held],
-            ids[held] if there else None,
-            y[held] if there else None,
+            ids[held] if has_test else None,
+            y[held] if has_test else None,
             len(classes),
             None if group is None else group[~held],
-            None if group is None or not there else group[held],
+            None if group is None or not has_test else group[held],
             tuple(classes),
             self.name,
             group_names=tuple(groups),
@@ -390,8 +424,8 @@ class Text(TextSource):
                 f"{self.path}: no class has min_class={self.min_class} texts; the largest has "
                 f"{max(sizes.values(), default=0)}"
             )
-        kept = set(names)
-        notes = [n for n in notes if n.label in kept]
+        labels = set(names)
+        notes = [n for n in notes if n.label in labels]
         test = [n.test for n in notes]
         if self.split_by is not None:
             test = split_off(notes, self.test_share, f"{self.path} column {self.split_by}")

@@ -51,13 +51,13 @@ class TinyImageNet(DataSource):
         return Dataset.from_arrays(*parts, class_names=names, name=self.name, flips=True)
 
     def root(self) -> Path:
-        looked = places(self.name, self.path)
-        for place in looked:
-            for folder in (place, place / FOLDER):
+        roots = places(self.name, self.path)
+        for root in roots:
+            for folder in (root, root / FOLDER):
                 if (folder / "wnids.txt").is_file():
                     return folder
         raise ProtofedError(
-            f"{self.name}: no folder {FOLDER} with wnids.txt in {listed(looked)}; "
+            f"{self.name}: no folder {FOLDER} with wnids.txt in {listed(roots)}; "
             f"unpack {FOLDER}.zip there or name the folder with path="
         )
 
@@ -75,11 +75,11 @@ def _training(folder: Path, ids: Sequence[str]) -> tuple[list[Path], np.ndarray]
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(ids):
-        own = sorted((folder / name / "images").glob("*.JPEG"))
-        if not own:
+        pictures = sorted((folder / name / "images").glob("*.JPEG"))
+        if not pictures:
             raise ProtofedError(f"{folder / name / 'images'}: no pictures; expected *.JPEG of class {name}")
-        files += own
-        labels += [label] * len(own)
+        files += pictures
+        labels += [label] * len(pictures)
     return files, np.asarray(labels)
 
 

@@ -10,50 +10,9 @@ import torch
 from torch import Tensor
 
 from ..bank import PrototypeBank
+from .confusion import PREDICTIONS, Confusion
 
 ScoreFunction = Callable[[Tensor, PrototypeBank], Tensor]
-KINDS = ("head", "prototype")
-
-
-@dataclass(frozen=True, eq=False)
-class Confusion:
-    """How often each true class was taken for each other: rows `(true, predicted, count)`, those that occur."""
-
-    rows: np.ndarray
-
-    @classmethod
-    def of(cls, y: Tensor, predicted: Tensor) -> Confusion:
-        pairs, counts = torch.stack([y, predicted], 1).unique(dim=0, return_counts=True)
-        return cls(torch.cat([pairs, counts[:, None]], 1).cpu().numpy())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Confusion) and np.array_equal(self.rows, other.rows)
-
-    @property
-    def correct(self) -> int:
-        true, predicted, count = self.rows.T
-        return int(count[true == predicted].sum())
-
-    @property
-    def samples(self) -> int:
-        return int(self.rows[:, 2].sum())
-
-    def macro_f1(self) -> float:
-        """Mean over the classes that occur, as truth or as prediction, of 2·hits / (true + predicted)."""
-        true, predicted, count = self.rows.T
-        size = int(self.rows[:, :2].max()) + 1
-        in_truth = np.bincount(true, count, size)
-        in_prediction = np.bincount(predicted, count, size)
-        hits = np.bincount(true, count * (true == predicted), size)
-        total = in_truth + in_prediction
-        occurs = total > 0
-        return float((2 * hits[occurs] / total[occurs]).mean())
-
-    def mean_absolute_error(self, values: Sequence[float]) -> float:
-        """Mean of |predicted − true|, classes read as the numbers they stand for."""
-        true, predicted, count = self.rows.T
-        number = np.asarray(values, dtype=np.float64)
-        return float((np.abs(number[predicted] - number[true]) * count).sum() / count.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +64,8 @@ class Scores:
 
 def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> Scores:
     """The head chooses among all classes; the bank among the classes it knows, and not at all where it knows none."""
-    by_prototype = Confusion.of(y, prototype_scores(z, bank).argmax(-1)) if bool(bank.known.any()) else None
-    return Scores(Confusion.of(y, logits.argmax(-1)), by_prototype)
+    by_prototype = Confusion.of(y.cpu(), prototype_scores(z, bank).argmax(-1).cpu()) if bool(bank.known.any()) else None
+    return Scores(Confusion.of(y.cpu(), logits.argmax(-1).cpu()), by_prototype)
 
 
 def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:
@@ -121,7 +80,7 @@ def summarise(
     values: Sequence[float] = (),
     architectures: Sequence[str] = (),
     own: str = "head",
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = PREDICTIONS,
 ) -> dict[str, float]:
     """Means over clients, every client counting the same but in `weighted`, where every test sample does.
 
@@ -155,4 +114,4 @@ def ensemble(scores: Sequence[Scores], y: Tensor) -> dict[str, float]:
         assert score.votes is not None
         total = total + score.votes.astype(np.float64)
     right = total.argmax(-1) == y.cpu().numpy()
-    return {f"ensemble_{kind}": float(right[k].mean()) for k, kind in enumerate(KINDS)}
+    return {f"ensemble_{kind}": float(right[k].mean()) for k, kind in enumerate(PREDICTIONS)}

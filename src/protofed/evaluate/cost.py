@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..errors import ProtofedError
 
-Kind = Literal["supervised", "fixmatch", "fedmatch", "protofssl"]
+Family = Literal["supervised", "fixmatch", "fedmatch", "protofssl"]
 BYTES = 4  # of a number on the wire
 
 _aten = torch.ops.aten
@@ -58,11 +58,19 @@ def _operations(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out
 
 
 def forward_flops(module: nn.Module, sample_shape: Sequence[int], tokens: bool = False) -> int:
-    """Floating-point operations of one sample's forward pass in eval mode; `tokens` where samples are token ids.
+    """Floating-point operations of one sample's forward pass in eval mode.
 
-    Two for each multiply-add of convolutions and matrix products, one for each value an elementwise operation gives
-    (activations, sums of shortcuts), one for each value in a pooling's window, two for each value normalised. Biases of
+    Each multiply-add of convolutions and matrix products counts two, each value that an elementwise operation gives
+    (activations, sums of shortcuts) one, each value in a pooling's window one, and each value normalised two. Biases of
     convolutions and linear layers are not counted. So counted, ResNet9 gives ProtoFSSL's Table 2 to its last digit.
+
+    Args:
+        module: the network.
+        sample_shape: the shape of one sample.
+        tokens: whether samples are token ids.
+
+    >>> forward_flops(nn.Linear(3, 2), (3,))
+    12
     """
     first = next(module.parameters(), None)
     device = None if first is None else first.device
@@ -79,7 +87,7 @@ def forward_flops(module: nn.Module, sample_shape: Sequence[int], tokens: bool =
 
 
 def client_flops(
-    kind: Kind,
+    family: Family,
     forward: float,
     labelled: int,
     unlabelled: int,
@@ -89,40 +97,62 @@ def client_flops(
     classes: int,
     dim: int,
 ) -> float:
-    """Operations of a client in a round (ProtoFSSL, Table 1): forward passes of `forward` operations each.
+    """Operations of a client in a round (ProtoFSSL, Table 1).
 
     As in the table, backward passes are not counted, and all labelled and unlabelled samples are seen in each epoch.
-    `supervised` is training on the labelled alone; `fixmatch` is FedRGD too. `dim` counts for ProtoFSSL's distances to
-    the prototypes of `helpers`.
+
+    Args:
+        family: `supervised` is training on the labelled samples alone; `fixmatch` is FedRGD too.
+        forward: operations of one forward pass.
+        labelled: how many labelled samples.
+        unlabelled: how many unlabelled samples.
+        epochs: local epochs.
+        helpers: how many clients help.
+        classes: the number of classes.
+        dim: the width of the embedding, which counts for ProtoFSSL's distances to the helpers' prototypes.
+
+    >>> client_flops("fixmatch", 1.0, 50, 490, 1, helpers=2, classes=10, dim=512)
+    1030.0
     """
-    _check(kind)
-    if kind == "supervised":
+    _check(family)
+    if family == "supervised":
         return forward * labelled * epochs
-    if kind == "fixmatch":
+    if family == "fixmatch":
         return forward * (labelled + 2 * unlabelled) * epochs
-    if kind == "fedmatch":
+    if family == "fedmatch":
         return forward * (labelled + (2 + helpers) * unlabelled) * epochs
     distances = dim * helpers * classes * unlabelled * epochs
     return forward * (labelled + unlabelled) * epochs + distances + forward * labelled
 
 
-def client_bytes(kind: Kind, parameters: int, *, helpers: int, refresh: int, classes: int, dim: int) -> float:
-    """Bytes to and from a client in a round (ProtoFSSL, Table 1), in float32.
+def client_bytes(family: Family, parameters: int, *, helpers: int, refresh: int, classes: int, dim: int) -> float:
+    """Bytes to and from a client in a round, in float32 (ProtoFSSL, Table 1).
 
     FedMatch's clients get their helpers' models anew every `refresh` rounds. ProtoFSSL's send one bank of prototypes and
     get one of each helper.
+
+    Args:
+        family: as in `client_flops`.
+        parameters: of the model.
+        helpers: how many clients help.
+        refresh: rounds between two choices of helpers.
+        classes: the number of classes.
+        dim: the width of the embedding.
+
+    >>> client_bytes("fedmatch", 100, helpers=2, refresh=4, classes=10, dim=512)
+    2000.0
     """
-    _check(kind)
+    _check(family)
     if refresh < 1:
         raise ProtofedError(f"refresh={refresh}; expected at least 1 round")
     model = BYTES * parameters
-    if kind == "fedmatch":
+    if family == "fedmatch":
         return (4 + 2 * helpers / refresh) * model
-    if kind == "protofssl":
+    if family == "protofssl":
         return 2 * model + BYTES * dim * (1 + helpers) * classes
     return 2 * model
 
 
-def _check(kind: str) -> None:
-    if kind not in get_args(Kind):
-        raise ProtofedError(f"no formula for the cost of {kind!r}; expected one of {', '.join(get_args(Kind))}")
+def _check(family: str) -> None:
+    if family not in get_args(Family):
+        raise ProtofedError(f"no formula for the cost of {family!r}; expected one of {', '.join(get_args(Family))}")

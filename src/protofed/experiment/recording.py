@@ -11,9 +11,10 @@ import torch
 
 from .. import wire
 from ..data.types import FederatedData
+from ..evaluate.confusion import PREDICTIONS
 from ..federation import Federation, Record
 from ..results.folder import History
-from ..results.rows import FORMAT, LAST, PREDICTIONS, ClientsRow, EvaluationRow, RoundRow
+from ..results.rows import FORMAT, LAST, ClientsRow, EvaluationRow, RoundRow
 from ..version import __version__
 from .settings import Settings
 
@@ -44,8 +45,8 @@ def round_row(record: Record) -> RoundRow:
         "dropped": {str(client): why for client, why in record.dropped.items()},
         "loss": record.loss,
         "terms": dict(record.terms),
-        "up": {kind: record.up[kind] for kind in wire.KINDS},
-        "down": {kind: record.down[kind] for kind in wire.KINDS},
+        "up": {kind: record.up[kind] for kind in wire.BYTE_KINDS},
+        "down": {kind: record.down[kind] for kind in wire.BYTE_KINDS},
         "seconds": round(record.seconds, 4),
     }
     if record.measures:
@@ -162,8 +163,8 @@ def _per_client(history: History) -> dict[str, list[float]]:
 def _costs(rounds: list[RoundRow]) -> dict[str, Any]:
     """What a run cost in bytes and seconds, and how many client rounds were lost."""
     costs: dict[str, Any] = {
-        "bytes_up": {kind: sum(row["up"][kind] for row in rounds) for kind in wire.KINDS},
-        "bytes_down": {kind: sum(row["down"][kind] for row in rounds) for kind in wire.KINDS},
+        "bytes_up": {kind: sum(row["up"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
+        "bytes_down": {kind: sum(row["down"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
         "seconds": round(sum(row["seconds"] for row in rounds), 3),
         "dropped_clients": sum(len(row["dropped"]) for row in rounds),
         "client_rounds": sum(len(row["participants"]) for row in rounds),

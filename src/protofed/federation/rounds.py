@@ -17,7 +17,7 @@ from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
 from ..evaluate import Scores, ensemble, summarise
-from ..evaluate.accuracy import KINDS
+from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
 from ..methods.server import Setup
@@ -275,7 +275,9 @@ def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
     """By head, unless none is trained; by prototype, unless neither the server nor a client ever has one."""
     sent = method.exchange.prototypes or method.predict.by == "prototype"
     prototypes = sent or any(len(c.labelled) for c in data.clients)
-    return tuple(kind for kind, there in zip(KINDS, (method.predict.trains_head, prototypes), strict=True) if there)
+    return tuple(
+        kind for kind, there in zip(PREDICTIONS, (method.predict.trains_head, prototypes), strict=True) if there
+    )
 
 
 def evaluated_rounds(rounds: int, every: int, last: int) -> set[int]:

@@ -62,38 +62,99 @@ class Method:
 
     # --- client -------------------------------------------------------------------------------------------------
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms | Loss:
-        """The terms of the loss by name; their sum is minimised. With pseudo-labels, a `Loss` that names them."""
+        """The terms of the loss of one training step. It is the only function that runs under `vmap`.
+
+        Args:
+            net: the network in training; `net(batch.x)` gives `(embedding, logits)`.
+            batch: the step's samples.
+            received: what the client was sent, and its memory.
+            round: the round, counted from 1.
+
+        Returns:
+            the terms by name, whose sum is minimised; with pseudo-labels, a `Loss` that names them.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no terms")
 
     def begin(self, weights: Weights, received: Received) -> Weights:
-        """The model a client trains from: received weights where there are any, else its own."""
+        """The model that a client trains from.
+
+        Args:
+            weights: the client's own model, where it keeps one.
+            received: what the client was sent.
+
+        Returns:
+            by default the received weights where there are any, else the client's own.
+        """
         return {**weights, **received.weights}
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """What a client returns after local training: by default its bank, its weights or both, as the exchange says."""
+        """What a client returns after local training.
+
+        Args:
+            trained: the client after training.
+            received: what it was sent.
+            round: the round, counted from 1.
+
+        Returns:
+            by default the client's bank, its weights or both, as the exchange says.
+        """
         names = {part.name for part in self.exchange.up}
-        own = trained.weights if "weights" in names else {}
-        return Bundle(bank=trained.bank() if "bank" in names else None, weights=own)
+        weights = trained.weights if "weights" in names else {}
+        return Bundle(bank=trained.bank() if "bank" in names else None, weights=weights)
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """What a client keeps for itself until its next round, beside its model."""
+        """What a client keeps for itself until its next round, beside its model.
+
+        Args:
+            trained: the client after training.
+            received: what it was sent.
+            round: the round, counted from 1.
+
+        Returns:
+            the memory, which comes back as `received.memory`; by default the one it had.
+        """
         return received.memory
 
     # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Any:
-        """The server's state before the first round: by default an empty bank, the initial weights or both."""
+        """The server's state before the first round.
+
+        Args:
+            setup: what the server knows.
+
+        Returns:
+            by default an empty bank, the initial weights or both, as the exchange says.
+        """
         names = {part.name for part in self.exchange.down}
         empty = PrototypeBank.empty(setup.num_classes, setup.dim) if "bank" in names else None
         return Shared(empty, setup.weights if "weights" in names else {})
 
     def update(self, state: Any, reduced: Reduced, round: int, setup: Setup) -> Any:
-        """The state after a round in which somebody returned something. A class that nobody reported keeps its prototype,
-        a weight that nobody has its value."""
+        """The server's state after a round in which somebody returned something.
+
+        Args:
+            state: the state before.
+            reduced: the uploads as the reduce gives them.
+            round: the round, counted from 1.
+            setup: what the server knew before the first round.
+
+        Returns:
+            by default the reduced bank and weights. A class that nobody reported keeps its prototype, and a weight that
+            nobody sent keeps its value.
+        """
         bank = state.bank if reduced.bank is None else reduced.bank.filled_from(state.bank)
         return replace(state, bank=bank, weights={**state.weights, **reduced.weights})
 
     def describe(self, state: Any, round: int) -> Measures:
-        """Numbers about the state for the record of a round (a threshold, a phase), and a note for the end of a run."""
+        """What the record says about the state.
+
+        Args:
+            state: the state after a round.
+            round: the round, counted from 1.
+
+        Returns:
+            numbers for the record of the round (a threshold, a phase), and a note for the end of a run.
+        """
         return Measures()
 
 

@@ -42,7 +42,9 @@ class Network(Protocol):
 
     params: Weights
 
-    def __call__(self, x: Tensor, params: Weights | None = None) -> Output: ...
+    def __call__(self, x: Tensor, params: Weights | None = None) -> Output:
+        """Embeddings and logits of a batch, by other parameters where they are given."""
+        ...
 
     def levels(self, x: Tensor) -> Levels:
         """Embedding and logits, and a low-level feature of 64 numbers before them."""
@@ -62,7 +64,9 @@ class Trained(Protocol):
         ...
 
     @property
-    def num_unlabelled(self) -> int: ...
+    def num_unlabelled(self) -> int:
+        """How many unlabelled samples the client has."""
+        ...
 
     @property
     def generator(self) -> torch.Generator:
@@ -82,8 +86,12 @@ class Trained(Protocol):
         ...
 
     def unlabelled(self, view: View = "none", weights: Weights | None = None) -> Output:
-        """Embeddings and logits of the unlabelled set, or of a view of it; by other `weights` where given (the received
-        ones)."""
+        """Embeddings and logits of the unlabelled set.
+
+        Args:
+            view: of the samples; `none` takes them as they are.
+            weights: those of another model, the received one for instance; without it the client's own.
+        """
         ...
 
     def run(self, x: Tensor) -> Output:

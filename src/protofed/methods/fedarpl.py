@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import aggregate, losses
 from ..bank import PrototypeBank
-from ..evaluate.geometry import feature_space_separation
+from ..geometry import feature_space_separation
 from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, bank_of
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, bank, number, weights
@@ -137,9 +137,9 @@ class FedARPL(Method):
         content = Bundle(weights=trained.weights, scalars={"confidence": float(sure.mean())})
         if received.scalars["phase"] < 3:
             return content
-        kept = sure > self.strict(received.scalars["threshold"])
+        surest = sure > self.strict(received.scalars["threshold"])
         z, classes = trained.unlabelled().embedding, bank_of(received).num_classes
-        return replace(content, bank=PrototypeBank.from_embeddings(z, label, classes, kept))
+        return replace(content, bank=PrototypeBank.from_embeddings(z, label, classes, surest))
 
     def strict(self, threshold: float) -> float:
         """τ': above τ by `stricter`, but at most half way to 1, so that τ < τ' < 1 whatever τ is."""

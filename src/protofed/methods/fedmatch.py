@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from ..models.decomposed import PSI
+from ..models.base import PSI
 from ..parts import (
     Batch,
     Each,
@@ -102,8 +102,8 @@ class HelpedModel(Method):
         _, batch = trained.outputs()
         response = trained.run(fixed_input(batch.x)).logits.flatten()  # what the server would compute from the model
         prefix = next(part.prefix for part in self.exchange.up if part.kind == "weights")
-        own = {name: value for name, value in trained.weights.items() if name.startswith(prefix)}
-        return Bundle(weights=own, tensors={"response": response})
+        sent = {name: value for name, value in trained.weights.items() if name.startswith(prefix)}
+        return Bundle(weights=sent, tensors={"response": response})
 
     def start(self, setup: Setup) -> Helped:
         n, c = setup.num_clients, setup.num_classes
@@ -210,8 +210,8 @@ class FedMatchServer(FedMatch):
 
     def learnt(self, state: Helped, trained: Trained, round: int) -> Helped:
         """ψ has no gradient here, but may have weight decay: it stays what the clients made it."""
-        own = {n: v for n, v in trained.weights.items() if not n.startswith(PSI)}
-        return replace(state, weights={**state.weights, **own})
+        sigma = {n: v for n, v in trained.weights.items() if not n.startswith(PSI)}
+        return replace(state, weights={**state.weights, **sigma})
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         return self.unsupervised(net, batch, received, round)

@@ -79,17 +79,17 @@ class FedMPS(Method):
         }
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
-        own = trained.weights if self.average_weights else {}
-        return Bundle(bank=trained.bank(), banks={"low": trained.low_bank()}, weights=own)
+        weights = trained.weights if self.average_weights else {}
+        return Bundle(bank=trained.bank(), banks={"low": trained.low_bank()}, weights=weights)
 
     # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> TwoLevels:
         stream = seeds.torch_stream(setup.seed, "server")
         c, d = setup.num_classes, setup.dim
         head, head_bias = ((2 * torch.rand(*n, generator=stream) - 1) / d**0.5 for n in ((c, d), (c,)))
-        own = setup.weights if self.average_weights else {}
+        weights = setup.weights if self.average_weights else {}
         low = PrototypeBank.empty(c, LOW)
-        return TwoLevels(PrototypeBank.empty(c, d), low, own, torch.zeros(c, c), head, head_bias)
+        return TwoLevels(PrototypeBank.empty(c, d), low, weights, torch.zeros(c, c), head, head_bias)
 
     def update(self, state: TwoLevels, reduced: Reduced, round: int, setup: Setup) -> TwoLevels:
         banks = reduced.uploaded_banks
@@ -98,8 +98,8 @@ class FedMPS(Method):
         head, bias = self.trained_head(state, banks, seeds.torch_stream(setup.seed, "server", round))
         logits = torch.addmm(bias, high.means, head.T)  # the head is linear: of the mean, the mean of the clients'
         soft = torch.where(high.known[:, None], logits, state.soft_labels)
-        own = {**state.weights, **reduced.weights}
-        return TwoLevels(high.filled_from(state.bank), low.filled_from(state.low), own, soft, head, bias)
+        weights = {**state.weights, **reduced.weights}
+        return TwoLevels(high.filled_from(state.bank), low.filled_from(state.low), weights, soft, head, bias)
 
     def trained_head(self, state: TwoLevels, banks: PrototypeBank, stream: torch.Generator) -> tuple[Tensor, Tensor]:
         """The server's head after some epochs over all uploaded high-level prototypes and their classes."""

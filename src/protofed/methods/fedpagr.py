@@ -66,10 +66,10 @@ class FedPAGR(Method):
         anchors = unit(bank_of(received).means)
         head = weights.get("head.weight")
         if head is None or head.shape != anchors.shape:
-            found = "none" if head is None else str(list(head.shape))
+            shape = "none" if head is None else str(list(head.shape))
             raise ProtofedError(
                 f"fedpagr anchors the classifier: expected a model with a weight 'head.weight' {list(anchors.shape)}, "
-                f"got {found}; use projection=consensus"
+                f"got {shape}; use projection=consensus"
             )
         bias = {"head.bias": torch.zeros_like(weights["head.bias"])} if "head.bias" in weights else {}
         return {**weights, "head.weight": anchors, **bias}

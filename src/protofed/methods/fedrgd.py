@@ -63,8 +63,8 @@ class FedRGD(FixMatch):
     def update(self, state: GroupModels, reduced: Reduced, round: int, setup: Setup) -> GroupModels:
         models = []
         for k in range(self.groups):
-            own = [u for u in reduced.uploads if state.group(u.client, round) == k]
+            members = [u for u in reduced.uploads if state.group(u.client, round) == k]
             before = state.apart[k] if state.apart else state.average
-            models.append({**before, **weighted_average(own, lambda upload: upload.samples)})
+            models.append({**before, **weighted_average(members, lambda upload: upload.samples)})
         average = {name: torch.stack([m[name] for m in models]).mean(0) for name in models[0]}
         return GroupModels(average, tuple(models) if round % self.together else (), self.groups, setup.seed)

@@ -78,41 +78,41 @@ class FedSAP(Method):
         if batch.weak is None or batch.strong is None or batch.unlabelled_weight is None:
             return Loss(supervised)
         bank = bank_of(received)
-        found = nearest(net(batch.weak).embedding.detach(), self.candidates(bank, received))
-        accepted, score = self.acceptance(found, received)
+        guess = nearest(net(batch.weak).embedding.detach(), self.candidates(bank, received))
+        accepted, score = self.acceptance(guess, received)
         strong = net(batch.strong).embedding
         used = batch.unlabelled_weight * accepted
-        consistency = losses.consistency(strong, found.label, bank, weight=used)  # Eq. 12
+        consistency = losses.consistency(strong, guess.label, bank, weight=used)  # Eq. 12
         unsupervised = {"consistency": weight_at(self.consistency, round) * consistency}
-        return Loss({**supervised, **unsupervised}, Pseudo(found.label, accepted, score))
+        return Loss({**supervised, **unsupervised}, Pseudo(guess.label, accepted, score))
 
     def candidates(self, bank: PrototypeBank, received: Received) -> PrototypeBank:
         """The prototypes a pseudo-label may come from."""
         limits = received.memory.tensors
         return bank.restricted(limits["classes"]) if self.pseudo_labels == "own" and "classes" in limits else bank
 
-    def acceptance(self, found: Nearest, received: Received) -> tuple[Tensor, Tensor]:  # Eq. 11
+    def acceptance(self, guess: Nearest, received: Received) -> tuple[Tensor, Tensor]:  # Eq. 11
         """1 for a pseudo-label that is used, and a score that is above 0 for these. Without thresholds none is."""
         limits = received.memory.tensors
         if "margin" not in limits:
-            return torch.zeros_like(found.distance), -found.distance
-        score = torch.minimum(found.margin - limits["margin"], limits["distance"] - found.distance)
-        return (score > 0).to(found.distance.dtype), score
+            return torch.zeros_like(guess.distance), -guess.distance
+        score = torch.minimum(guess.margin - limits["margin"], limits["distance"] - guess.distance)
+        return (score > 0).to(guess.distance.dtype), score
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         if round <= self.supervised_rounds or not trained.num_unlabelled:
             return Bundle(bank=trained.bank())  # Eq. 1
         output, batch = trained.outputs()
-        found = nearest(trained.unlabelled("weak").embedding, self.candidates(bank_of(received), received))
-        accepted, _ = self.acceptance(found, received)
+        guess = nearest(trained.unlabelled("weak").embedding, self.candidates(bank_of(received), received))
+        accepted, _ = self.acceptance(guess, received)
         z = torch.cat([output.embedding, trained.unlabelled("strong").embedding])
         weight = torch.cat([batch.weight, self.mix * accepted])
-        y = torch.cat([batch.y, found.label])
+        y = torch.cat([batch.y, guess.label])
         bank = PrototypeBank.from_embeddings(z, y, bank_of(received).num_classes, weight)
         return Bundle(bank=bank.normalised())  # Eq. 14
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """M and D_max of Eq. 11, from the labelled samples as they lie at the end of the supervised phase; their classes."""
+        """The thresholds M and D_max of Eq. 11 and the client's classes, from its labels after the supervised phase."""
         if not trained.num_unlabelled or (round > self.supervised_rounds and received.memory.tensors):
             return received.memory
         output, batch = trained.outputs()
@@ -124,11 +124,11 @@ class FedSAP(Method):
         classes[batch.y] = 1.0
         among = bank.restricted(classes) if self.pseudo_labels == "own" else bank
         margins = nearest(output.embedding[known], among).margin
-        own = bank.distances(output.embedding[known], "cosine").gather(1, batch.y[known, None])
+        distances = bank.distances(output.embedding[known], "cosine").gather(1, batch.y[known, None])
         finite = margins[torch.isfinite(margins)]
         limits = {
             "margin": torch.quantile(finite, self.margin_quantile) if len(finite) else torch.zeros(()),
-            "distance": torch.quantile(own, self.distance_quantile),
+            "distance": torch.quantile(distances, self.distance_quantile),
             "classes": classes,
         }
         return Bundle(tensors=limits)

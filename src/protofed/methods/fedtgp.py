@@ -54,9 +54,10 @@ class FedTGP(Method):
     def start(self, setup: Setup) -> TrainedPrototypes:
         stream = seeds.torch_stream(setup.seed, "server")
         d = setup.dim
+        width: float = d**0.5
 
         def uniform(*shape: int) -> Tensor:
-            return (2 * torch.rand(*shape, generator=stream) - 1) / d**0.5
+            return (2 * torch.rand(*shape, generator=stream) - 1) / width
 
         network = {
             "classes": torch.randn(setup.num_classes, d, generator=stream),
@@ -73,12 +74,12 @@ class FedTGP(Method):
         margin = aggregate.margin(average, self.max_margin)
         counts = average.filled_from(state.bank).counts  # a class once reported stays known
         z, y = banks.means[banks.known], banks.known.nonzero()[:, 1]
-        own = one_hot(y, setup.num_classes).to(z.dtype)
+        member = one_hot(y, setup.num_classes).to(z.dtype)
         network = {name: value.clone() for name, value in state.network.items()}
         stream = seeds.torch_stream(setup.seed, "server", round)
         for _ in range(self.server_epochs):
             for rows in torch.randperm(len(y), generator=stream).split(self.server_batch):
-                descend(network, z[rows], own[rows], counts > 0, margin, self.server_lr)
+                descend(network, z[rows], member[rows], counts > 0, margin, self.server_lr)
         bank = PrototypeBank(prototypes(network)[1], counts).restricted(counts > 0)
         return TrainedPrototypes(bank, network)
 
@@ -89,7 +90,7 @@ def prototypes(network: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return hidden, torch.addmm(network["output.bias"], hidden, network["output.weight"].T)
 
 
-def descend(network: Mapping[str, Tensor], z: Tensor, own: Tensor, known: Tensor, margin: Tensor, lr: float) -> None:
+def descend(network: Mapping[str, Tensor], z: Tensor, member: Tensor, known: Tensor, margin: Tensor, lr: float) -> None:
     """One step of SGD, in place, on the cross-entropy over −‖z − p_c‖ with `margin` added to the own class's distance.
 
     `own[n, C]` is 1 at each client prototype's class. The gradient is in closed form: a round is thousands of such small
@@ -98,8 +99,8 @@ def descend(network: Mapping[str, Tensor], z: Tensor, own: Tensor, known: Tensor
     hidden, p = prototypes(network)
     square = (z * z).sum(-1, keepdim=True) - 2 * z @ p.T + (p * p).sum(-1)
     distance = square.clamp_min(TINY).sqrt()
-    share = torch.where(known, -(distance + margin * own), -float("inf")).softmax(-1)
-    pull = torch.where(square > TINY, (own - share) / distance, 0.0) / len(z)
+    share = torch.where(known, -(distance + margin * member), -float("inf")).softmax(-1)
+    pull = torch.where(square > TINY, (member - share) / distance, 0.0) / len(z)
     to_p = pull.sum(0)[:, None] * p - pull.T @ z
     to_hidden = (to_p @ network["output.weight"]) * (hidden > 0)
     to_classes = to_hidden @ network["hidden.weight"]

@@ -1,4 +1,5 @@
-"""(FL)²: thresholds of each client's own, consistency under the sharpest change of the weights, less of those who know it.
+"""(FL)²: each client has its own thresholds, consistency holds at the sharpest change of the weights, and clients that are
+certain count less in the average.
 
 Lee et al., "(FL)²: Overcoming Few Labels in Federated Semi-Supervised Learning", NeurIPS 2024.
 """
@@ -82,10 +83,10 @@ class FL2(LabelsAtServer):
         def loss(params: Mapping[str, Tensor]) -> Tensor:
             return losses.cross_entropy(run(params), label, weight=weight * surest)
 
-        here = {n: p.detach() for n, p in net.params.items()}
-        uphill = losses.ascent(here, torch.func.grad(loss)(here), self.radius, self.eta)
-        moved = run({n: p + uphill[n].detach() for n, p in net.params.items()})
-        return losses.divergence(logits.detach().softmax(-1), moved, surest, weight)
+        point = {n: p.detach() for n, p in net.params.items()}
+        uphill = losses.ascent(point, torch.func.grad(loss)(point), self.radius, self.eta)
+        perturbed = run({n: p + uphill[n].detach() for n, p in net.params.items()})
+        return losses.divergence(logits.detach().softmax(-1), perturbed, surest, weight)
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         """`status` is τ_g, of the received model."""

@@ -88,10 +88,10 @@ class PFedKnow(HelpedModel):
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
         times = received.memory.scalars.get("pruned", 0.0)
-        own = dict(trained.weights)
+        weights = dict(trained.weights)
         if times >= self.prune_times:
-            return Bundle(weights=own, scalars={"pruned": times})
-        return Bundle(weights=pruned(own, self.prune_rate), scalars={"pruned": times + 1})
+            return Bundle(weights=weights, scalars={"pruned": times})
+        return Bundle(weights=pruned(weights, self.prune_rate), scalars={"pruned": times + 1})
 
     # --- server ---------------------------------------------------------------------------------------------------
     def update(self, state: Helped, reduced: Reduced, round: int, setup: Setup) -> Helped:
@@ -105,7 +105,7 @@ class PFedKnow(HelpedModel):
 
 
 def pruned(weights: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
-    """Of every matrix and kernel, that share of the weights that are left set to 0: the smallest."""
+    """The weights with the smallest ones of every matrix and kernel set to 0: `rate` of those that are not 0 yet."""
     result = dict(weights)
     for name, value in weights.items():
         if value.ndim > 1:
@@ -118,7 +118,7 @@ def pruned(weights: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
 
 
 def masked(params: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What is 0 at the start has no part in the model, and so no gradient."""
+    """A weight that is 0 at the start of training is pruned: it gets no gradient and stays 0."""
     return {n: p * (start[n] != 0) if n in start and p.ndim > 1 else p for n, p in params.items()}
 
 

@@ -44,7 +44,7 @@ class Transition:
 
 
 def rates(scores: Tensor, window: int) -> Tensor:
-    """Of each run of `window` scores the slope of the line through them by least squares, a round, over their mean."""
+    """For each window of scores: the least-squares slope of the scores over the rounds, divided by their mean."""
     runs = scores.unfold(0, window, 1)
     t = arange(window, dtype=scores.dtype, device=scores.device)
     t = t - t.mean()

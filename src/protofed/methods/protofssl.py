@@ -73,8 +73,8 @@ class ProtoFSSL(Method):
         helpers = received.banks["helpers"]
         n, pool = len(batch.x), batch.unlabelled
         z = net(batch.x if pool is None else torch.cat([batch.x, pool])).embedding
-        own, query = self._episode(z[:n], batch, helpers)
-        terms = {"query": losses.distance_cross_entropy(z[:n], batch.y, own, self.metric, weight=query)}
+        support_bank, query = self._episode(z[:n], batch, helpers)
+        terms = {"query": losses.distance_cross_entropy(z[:n], batch.y, support_bank, self.metric, weight=query)}
         if self.mu:
             terms["prox"] = weight_at(self.mu, round) * losses.proximal(net.params, received.weights)
         if pool is None:
@@ -82,7 +82,7 @@ class ProtoFSSL(Method):
         u = z[n:]
         by_helper = losses.distance_softmax(u if self.target_gradient else u.detach(), helpers, self.metric)  # Eq. 6
         target = losses.sharpen(by_helper.mean(0), self.temperature)  # Eq. 7 and 5
-        unlabelled = losses.distance_cross_entropy(u, target, own, self.metric, weight=batch.unlabelled_weight)
+        unlabelled = losses.distance_cross_entropy(u, target, support_bank, self.metric, weight=batch.unlabelled_weight)
         terms["unlabelled"] = weight_at(self.unlabelled_weight, round) * unlabelled
         sure, label = target.detach().max(-1)
         return Loss(terms, Pseudo(label, (sure > 0).to(z.dtype), sure))

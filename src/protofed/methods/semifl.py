@@ -123,10 +123,10 @@ class SemiFL(LabelsAtServer):
         mixed = share * weak + (1 - share) * weak[other]
         logits = net(torch.cat([strong, mixed])).logits  # one pass, as batch norm wants it
         fix, mix = logits[: len(x)], logits[len(x) :]
-        own, its = (losses.pseudo_cross_entropy(mix, y, accepted, weight) for y in (label, label[other]))
+        first, second = (losses.pseudo_cross_entropy(mix, y, accepted, weight) for y in (label, label[other]))
         terms = {
             "fix": losses.pseudo_cross_entropy(fix, label, accepted, weight),
-            "mix": weight_at(self.mix_weight, round) * (share * own + (1 - share) * its),
+            "mix": weight_at(self.mix_weight, round) * (share * first + (1 - share) * second),
         }
         return Loss(terms, Pseudo(label, accepted, sure))
 
@@ -140,8 +140,8 @@ class SemiFL(LabelsAtServer):
         return ActiveModel(setup.weights, {})
 
     def update(self, state: ActiveModel, reduced: Reduced, round: int, setup: Setup) -> ActiveModel:
-        moved = state.moved(reduced.weights, self.server_momentum) if reduced.weights else state
-        return replace(moved, active=reduced.share)
+        stepped = state.moved(reduced.weights, self.server_momentum) if reduced.weights else state
+        return replace(stepped, active=reduced.share)
 
     def describe(self, state: ActiveModel, round: int) -> Measures:
         """How many clients did not sit out."""
@@ -157,16 +157,16 @@ def _unlabelled(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 def partners(u: Tensor, weight: Tensor) -> Tensor:
     """Row numbers drawn with replacement by uniform numbers, among the rows before the padding."""
-    there = weight.sum()
-    return torch.minimum(u * there, (there - 1).clamp_min(0)).long()
+    number = weight.sum()
+    return torch.minimum(u * number, (number - 1).clamp_min(0)).long()
 
 
 def beta(u: Tensor, a: float) -> Tensor:
     """The quantile function of Beta(a, a) at `u[n]`, linear between the points of a table."""
     table = torch.from_numpy(_quantiles(a)).to(u)
-    place = u * (QUANTILES - 1)
-    below = place.long().clamp(0, QUANTILES - 2)
-    return torch.lerp(table[below], table[below + 1], place - below)
+    position = u * (QUANTILES - 1)
+    below = position.long().clamp(0, QUANTILES - 2)
+    return torch.lerp(table[below], table[below + 1], position - below)
 
 
 @lru_cache(maxsize=8)

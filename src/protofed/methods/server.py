@@ -36,9 +36,9 @@ class Setup:
 @dataclass_transform(frozen_default=True)
 def state(entry: S) -> S:
     """Class decorator: a frozen dataclass that a server may keep between rounds, on any device and on disk."""
-    made: Any = dataclass(frozen=True)(entry)
-    pytree.register_dataclass(made)
-    return made
+    dataclass(frozen=True)(entry)  # it changes the class in place
+    pytree.register_dataclass(entry)
+    return entry
 
 
 class State:

@@ -64,9 +64,10 @@ STANDARD_INPUT, STANDARD_CLASSES = (3, 32, 32), 10
 
 
 def available() -> dict[str, int | None]:
-    """Name → number of parameters, with default settings, for images of 3×32×32 and 10 classes.
+    """The models with their number of parameters, with default settings, for images of 3×32×32 and 10 classes.
 
-    `None` stands for a model that cannot be built for that input.
+    Returns:
+        name → number; none for a model that cannot be built for that input.
     """
     counts: dict[str, int | None] = {}
     for name in registry.names():
@@ -79,14 +80,34 @@ def available() -> dict[str, int | None]:
 
 
 def default_for(sample_shape: Sequence[int], tokens: bool = False) -> str:
-    """The model used where none is named: `bert` for tokens of text, `cnn` for images of at least 16×16, else `mlp`."""
+    """The model that is used where none is named.
+
+    Args:
+        sample_shape: the shape of one sample.
+        tokens: whether samples are token ids of text.
+
+    Returns:
+        `bert` for tokens, `cnn` for images of at least 16×16, else `mlp`.
+
+    >>> default_for((3, 32, 32)), default_for((64,))
+    ('cnn', 'mlp')
+    """
     if tokens:
         return "bert"
     return "cnn" if len(sample_shape) == 3 and min(sample_shape[1:]) >= 16 else "mlp"
 
 
 def make(model: str | ModelSpec, sample_shape: Sequence[int], **options: Any) -> ModelSpec:
-    """A model's settings by name (`"auto"` chooses by the samples' shape), or those given with some options changed."""
+    """A model's settings.
+
+    Args:
+        model: the name (`"auto"` chooses by the samples' shape), or settings.
+        sample_shape: the shape of one sample.
+        **options: settings that go over the defaults, or over those given.
+
+    >>> make("mlp", (64,), embedding=32).embedding
+    32
+    """
     if isinstance(model, str):
         return registry.make(default_for(sample_shape) if model == "auto" else model, options)
     if not options:
@@ -98,7 +119,17 @@ def make(model: str | ModelSpec, sample_shape: Sequence[int], **options: Any) ->
 
 
 def build(model: str | ModelSpec, sample_shape: Sequence[int], num_classes: int, **options: Any) -> nn.Module:
-    """The network for samples of one shape. Random numbers come from torch's global generator: seed it before."""
+    """The network for samples of one shape. Its random numbers come from torch's global generator: seed it before.
+
+    Args:
+        model: the name, or settings.
+        sample_shape: the shape of one sample.
+        num_classes: the number of classes.
+        **options: as in `make`.
+
+    >>> build("mlp", (64,), 10, embedding=32).dim
+    32
+    """
     shape = tuple(int(n) for n in sample_shape)
     if not shape or min(shape) < 1:
         raise ProtofedError(f"cannot build a model for samples of shape {list(shape)}; expected positive sizes")

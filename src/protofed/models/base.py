@@ -24,10 +24,13 @@ from ..registry import Registry
 from .norm import check_norm
 
 Shape = tuple[int, ...]
+PSI = "psi."  # begins the names of ψ in a model that is a sum σ + ψ (`decomposed.py`); σ has the model's own names
 LOW = 64  # numbers in a low-level feature, of every model: architectures can then compare theirs
 
 
 class Output(NamedTuple):
+    """What every model gives for a batch: the embedding `[n, d]`, and the head's logits `[n, C]`."""
+
     embedding: Tensor
     logits: Tensor
 
@@ -68,7 +71,16 @@ class Staged(nn.Sequential):
 
 
 def by_stages(encoder: nn.Module, x: Tensor, owner: str) -> tuple[Tensor, Tensor]:
-    """Low-level feature and embedding. The feature is pooled to `LOW` numbers without parameters."""
+    """Run an encoder stage by stage.
+
+    Args:
+        encoder: in two stages.
+        x: a batch.
+        owner: what the error calls the model where it has no stages.
+
+    Returns:
+        the low-level feature, pooled to `LOW` numbers without parameters, and the embedding.
+    """
     if not isinstance(encoder, Stages):
         raise no_levels(owner)
     h = encoder.early(x)
@@ -76,6 +88,7 @@ def by_stages(encoder: nn.Module, x: Tensor, owner: str) -> tuple[Tensor, Tensor
 
 
 def no_levels(owner: str) -> ProtofedError:
+    """The error of a model that has no low-level features."""
     return ProtofedError(
         f"{owner} gives no low-level features; fedmps needs a built-in image model or mlp, or a Classifier whose encoder "
         "has the methods 'early' and 'late'"
@@ -129,10 +142,15 @@ Factory = Callable[[Shape, int], nn.Module]
 
 
 def register_module(name: str, factory: Factory) -> None:
-    """Make a network of your own available by name: `factory(sample_shape, num_classes)` gives the module.
+    """Make a network of your own available by name.
 
-    Calling the module on `[n, *sample_shape]` must give the pair `embedding [n, d]`, `logits [n, num_classes]`, or flat
-    features `[n, d]` alone, which get a linear head.
+    Args:
+        name: as the setting `model` takes it.
+        factory: a function of the sample shape and the number of classes that gives the module. Calling the module on
+            `[n, *sample_shape]` must give the pair `embedding [n, d]`, `logits [n, num_classes]`, or flat features `[n, d]`
+            alone, which get a linear head.
+
+    `register_module("mine", lambda shape, classes: MyNetwork(classes))`
     """
 
     @dataclass(frozen=True)
@@ -150,6 +168,18 @@ def adapt(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str =
 
     The module keeps its parameter names (it is not wrapped), so its own checkpoints still fit. One that gives flat
     features alone becomes the `encoder` of a `Classifier`.
+
+    Args:
+        module: the network.
+        sample_shape: the shape of one sample.
+        num_classes: the number of classes.
+        owner: what errors call the model.
+
+    Returns:
+        the model.
+
+    >>> adapt(nn.Flatten(), (1, 2, 3), num_classes=10).dim
+    6
     """
     if not isinstance(module, nn.Module):
         raise ProtofedError(f"{owner}: expected a torch.nn.Module, got {type(module).__name__}")
@@ -183,8 +213,10 @@ def _as_output(module: nn.Module, args: Any, pair: tuple[Tensor, Tensor]) -> Out
 
 
 def _probe(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str) -> tuple[int, bool]:
-    """The embedding's width and whether logits come with it, found by running two blank samples; raises where the output
-    is not what is needed."""
+    """The embedding's width and whether logits come with it, from a run of two blank samples.
+
+    It raises where the output is not what is needed.
+    """
     training = module.training
     first = next(module.parameters(), None)
     blank = torch.zeros(2, *sample_shape, device=None if first is None else first.device)
@@ -225,25 +257,38 @@ def _describe(value: object) -> str:
 
 
 def parameter_count(model: nn.Module) -> int:
-    """How many parameters a model has; of one in two halves, how many the model has that they stand for."""
+    """The number of a model's parameters.
+
+    Args:
+        model: the network; of one in two halves σ + ψ, the model that they stand for is counted.
+
+    >>> parameter_count(nn.Linear(3, 2))
+    8
+    """
     return sum(p.numel() for p in getattr(model, "undivided", model).parameters())
 
 
 def at_least(owner: str, minimum: float, **settings: float) -> None:
-    """One clear line where a setting is below its minimum."""
+    """Refuse a setting that is below its minimum, in one line.
+
+    Args:
+        owner: the model's name.
+        minimum: the smallest value.
+        **settings: values by name.
+    """
     for key, value in settings.items():
         if value < minimum:
             raise ProtofedError(f"model {owner!r}: {key}={value}; expected at least {minimum}")
 
 
 def check_width(owner: str, width: float) -> None:
-    """One clear line where channels cannot be multiplied by `width`."""
+    """Refuse in one line a width by which channels cannot be multiplied."""
     if not 0 < width < math.inf:
         raise ProtofedError(f"model {owner!r}: width={width}; expected a number above 0")
 
 
 def check_network(owner: str, stem: str, width: float, embedding: int | None, norm: str) -> None:
-    """One clear line where a setting that the larger image networks share is wrong."""
+    """Refuse in one line a wrong setting of those that the larger image networks share."""
     if stem not in ("cifar", "imagenet"):
         raise ProtofedError(f"model {owner!r}: stem={stem!r}; expected 'cifar' or 'imagenet'")
     check_width(owner, width)
@@ -253,17 +298,33 @@ def check_network(owner: str, stem: str, width: float, embedding: int | None, no
 
 
 def scaled(channels: int, width: float) -> int:
-    """A number of channels times a width multiplier, at least 1."""
+    """A number of channels times a width multiplier, at least 1.
+
+    >>> scaled(64, 0.5), scaled(1, 0.1)
+    (32, 1)
+    """
     return max(1, round(channels * width))
 
 
 def projection(native: int, embedding: int) -> nn.Module:
-    """A linear layer where the embedding asked for has another width than the network's own."""
+    """A linear layer where the embedding asked for has another width than the network's own, else nothing."""
     return nn.Linear(native, embedding) if embedding != native else nn.Identity()
 
 
 def image_shape(owner: str, sample_shape: Shape, smallest: int = 1) -> tuple[int, int, int]:
-    """`(channels, height, width)`, or an error that says which model would take such samples."""
+    """The channels, height and width of images.
+
+    Args:
+        owner: the model's name.
+        sample_shape: the shape of one sample.
+        smallest: the side that the model needs.
+
+    Returns:
+        `(channels, height, width)`; the error says which model would take such samples.
+
+    >>> image_shape("cnn", (3, 32, 32))
+    (3, 32, 32)
+    """
     if len(sample_shape) != 3:
         raise ProtofedError(
             f"model {owner!r} needs images [channels, height, width]; a sample has shape {list(sample_shape)}. "

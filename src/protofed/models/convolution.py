@@ -70,8 +70,12 @@ def _outputs(extent: int, size: int, padding: int, stride: int, dilation: int) -
 
 
 def _taps(extent: int, size: int, padding: int, stride: int, dilation: int) -> tuple[int, int, int, int]:
-    """Of one dimension: the first tap that may meet a pixel, the end of those that may, the padding that is left for
-    these, and how many outputs there are. All taps where leaving some out would not give the same outputs."""
+    """Which taps of one dimension may meet a pixel.
+
+    Returns:
+        the first of them, the end of them, the padding that is left for them, and how many outputs there are. All taps where
+        leaving some out would not give the same outputs.
+    """
     out = _outputs(extent, size, padding, stride, dilation)
     used = [i for i in range(size) if i * dilation - padding < extent and (out - 1) * stride + i * dilation >= padding]
     begin, end = (used[0], used[-1] + 1) if used else (0, size)
@@ -143,7 +147,7 @@ def _weights_gradient(x: Tensor, weight: Tensor, g: Tensor, stride: Any, padding
 
 
 def _windows(x: Tensor, size: tuple[int, int], stride: Any, dilation: Any, out: Any) -> Tensor:
-    """`[kh, kw, n, c, oh, ow]`: what each tap meets. A view."""
+    """`[kh, kw, n, c, oh, ow]`, a view: the pixels that each tap of the kernel meets."""
     n, c = x.shape[:2]
     at, channel, down, along = x.stride()
     shape = (*size, n, c, *out)
@@ -152,7 +156,12 @@ def _windows(x: Tensor, size: tuple[int, int], stride: Any, dilation: Any, out: 
 
 
 def with_convolutions(module: nn.Module, kind: type[nn.Conv2d]) -> nn.Module:
-    """A copy whose plain convolutions are of this kind; parameter names stay."""
+    """A copy of a network whose plain convolutions are computed in another way; parameter names stay.
+
+    Args:
+        module: the network.
+        kind: `UnfoldConv2d` or `LeanConv2d`.
+    """
     twin = copy.deepcopy(module)
     for layer in twin.modules():
         plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"

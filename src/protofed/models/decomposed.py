@@ -8,9 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .base import ModelSpec, Shape
-
-PSI = "psi."  # before the names of ψ; σ has the model's own names
+from .base import PSI, ModelSpec, Shape
 
 
 class Decomposed(nn.Module):
@@ -38,8 +36,8 @@ class Decomposed(nn.Module):
     def forward(self, x: Tensor, **options: Any) -> Any:
         module = self.undivided
         module.training = self.training  # it is no submodule: `train` and `eval` do not reach it
-        own = dict(self.named_parameters())
-        halves = {name: own[name] + own[PSI + name] for name in self.names}
+        parameters = dict(self.named_parameters())
+        halves = {name: parameters[name] + parameters[PSI + name] for name in self.names}
         direct = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
         return functional_call(module, {**direct, **halves}, (x,), options)
 
@@ -49,12 +47,12 @@ def _tree(parameters: dict[str, nn.Parameter]) -> nn.Module:
     root = nn.Module()
     for name, parameter in parameters.items():
         *path, last = name.split(".")
-        place = root
+        module = root
         for step in path:
-            if step not in place._modules:
-                place.add_module(step, nn.Module())
-            place = place._modules[step]  # type: ignore[assignment]
-        place.register_parameter(last, parameter)
+            if step not in module._modules:
+                module.add_module(step, nn.Module())
+            module = module._modules[step]  # type: ignore[assignment]
+        module.register_parameter(last, parameter)
     return root
 
 

@@ -55,9 +55,17 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 
 
 def norm_layer(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
-    """The layer after a convolution; nothing for `"none"`.
+    """The normalisation after a convolution.
 
     Group norm has as many groups as divide the channels, at most 32: with 32 channels or fewer, each is its own group.
+
+    Args:
+        kind: `none`, `batch`, `group` or `static`.
+        channels: of the convolution.
+        eps: is added to variances.
+
+    >>> norm_layer("group", 48).num_groups
+    24
     """
     if kind == "batch":
         return BatchNorm2d(channels, eps)
@@ -70,13 +78,14 @@ def norm_layer(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
 
 
 def check_norm(owner: str, norm: str) -> None:
-    """One clear line where the kind is none of ours."""
+    """Refuse in one line a normalisation that there is not."""
     if norm not in get_args(Norm):
         expected = ", ".join(map(repr, get_args(Norm)))
         raise ProtofedError(f"model {owner!r}: norm={norm!r}; expected one of {expected}")
 
 
 def is_static(layer: nn.Module) -> TypeGuard[StaticBatchNorm2d]:
+    """Whether a layer is static batch norm."""
     return isinstance(layer, StaticBatchNorm2d)
 
 

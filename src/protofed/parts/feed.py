@@ -64,7 +64,19 @@ class Feed:
     def steps(
         self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
     ) -> Iterator[Step]:
-        """The rows of each training step of a client with these labels and so many unlabelled samples."""
+        """The rows of each training step of a client.
+
+        Args:
+            labels: the labels of the client's labelled samples.
+            unlabelled: how many unlabelled samples it has.
+            epochs: how many local epochs it trains.
+            batch: the batch size.
+            round: the round, counted from 1.
+            generator: the stream to draw from.
+
+        Returns:
+            the steps, one after another.
+        """
         raise NotImplementedError
 
 
@@ -119,9 +131,9 @@ class Unlabelled(Feed):
 
 @dataclass(frozen=True)
 class Episodes(Feed):
-    """A local epoch is one episode: of each class `shots` support and `queries` query samples, and some unlabelled ones.
+    """Each local epoch is one episode: of each class `shots` support and `queries` query samples, and some unlabelled ones.
 
-    A class with too few samples gives what it has, support first.
+    A class with too few samples gives those it has, support first.
     """
 
     reads_unlabelled: ClassVar[bool] = True
@@ -146,7 +158,22 @@ class Episodes(Feed):
 
 
 def epoch_rows(n: int, epochs: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Shuffled batches. A last batch of one sample joins the one before it: batch norm cannot train on one."""
+    """Shuffled batches of whole epochs.
+
+    A last batch of one sample joins the one before it, because batch norm cannot train on one sample.
+
+    Args:
+        n: the number of samples.
+        epochs: how many epochs.
+        batch: the batch size.
+        generator: the stream to draw from.
+
+    Returns:
+        the row numbers of each batch.
+
+    >>> [len(rows) for rows in epoch_rows(9, epochs=1, batch=4, generator=torch.Generator())]
+    [4, 5]
+    """
     for _ in range(epochs):
         rows = list(torch.randperm(n, generator=generator).split(batch))
         if batch > 1 and len(rows) > 1 and len(rows[-1]) == 1:

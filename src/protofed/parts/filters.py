@@ -19,38 +19,62 @@ from ..registry import Registry
 from ..wire import Bundle, Exchange, WireError
 from .reduce import Reduced
 
-SCALE = "scale/"  # before the names of the scales that quantised values travel with
+SCALE = "scale/"  # begins the names of the scales that quantised values travel with
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What is done to every upload of every method."""
+    """What is done to every upload, whatever the method."""
 
     registry: ClassVar[Registry[Filter]] = Registry("filter")
     name: ClassVar[str]
 
     def check(self, exchange: Exchange, owner: str) -> None:
-        """Refuse in one line what makes no sense for what a method exchanges."""
+        """Refuse a method for which the filter makes no sense.
+
+        Args:
+            exchange: what the method exchanges.
+            owner: the method's name.
+
+        Raises:
+            ProtofedError: one line that says why.
+        """
         if not exchange.up:
             raise ProtofedError(f"filters: {self.name} acts on what clients send, and clients of {owner} send nothing")
 
     def leave(self, upload: Bundle, received: Bundle) -> Bundle:
-        """At the client, before the upload is encoded."""
+        """Change an upload at the client, before it is encoded.
+
+        Args:
+            upload: what the client returns.
+            received: what the client was sent.
+
+        Returns:
+            what is sent instead.
+        """
         return upload
 
     def restore(self, upload: Bundle, source: str) -> Bundle:
-        """At the server, for each upload, before it is checked."""
+        """Undo at the server what can be undone, for each upload and before it is checked.
+
+        Args:
+            upload: what arrived.
+            source: the sender's name, for errors.
+
+        Returns:
+            the upload as the method returned it, as far as possible.
+        """
         return upload
 
     def arrive(self, reduced: Reduced) -> Reduced:
-        """At the server, after the uploads are reduced."""
+        """Change the reduced uploads at the server."""
         return reduced
 
 
 @Filter.registry.register("clip")
 @dataclass(frozen=True)
 class Clip(Filter):
-    """Bounds each prototype's norm, and the norm of the change of a shared model's weights. Single numbers pass."""
+    """Bound the norm of each prototype, and the norm of the change of a shared model's weights. Single numbers pass."""
 
     norm: float = 1.0
 
@@ -85,7 +109,7 @@ class Clip(Filter):
 @Filter.registry.register("quantise")
 @dataclass(frozen=True)
 class Quantise(Filter):
-    """Rows of prototypes, and of weights that are matrices or kernels, as integers with one scale a row."""
+    """Send rows of prototypes, and of weights that are matrices or kernels, as integers with one scale for each row."""
 
     bits: int = 8  # or 16
 
@@ -95,6 +119,7 @@ class Quantise(Filter):
 
     @property
     def dtype(self) -> torch.dtype:
+        """The integers that values are rounded to."""
         return torch.int8 if self.bits == 8 else torch.int16
 
     def leave(self, upload: Bundle, received: Bundle) -> Bundle:
@@ -105,8 +130,8 @@ class Quantise(Filter):
             flat = value.reshape(*value.shape[:rows], -1)
             scale = flat.abs().amax(-1) / (2 ** (self.bits - 1) - 1)
             scales[SCALE + name] = scale
-            whole = flat / torch.where(scale > 0, scale, 1.0)[..., None]
-            return whole.round().to(self.dtype).reshape(value.shape)
+            scaled = flat / torch.where(scale > 0, scale, 1.0)[..., None]
+            return scaled.round().to(self.dtype).reshape(value.shape)
 
         banks = {
             name: replace(bank, means=rounded(f"bank/{name}", bank.means, bank.means.ndim - 1))
@@ -117,13 +142,14 @@ class Quantise(Filter):
         return replace(upload, bank=main, banks=banks, weights=weights, tensors={**upload.tensors, **scales})
 
     def restore(self, upload: Bundle, source: str) -> Bundle:
-        def value(name: str, whole: Tensor, rows: int) -> Tensor:
+        def value(name: str, integers: Tensor, rows: int) -> Tensor:
+            """The numbers that were rounded to integers; what has no scale was not rounded."""
             scale = upload.tensors.get(SCALE + name)
             if scale is None:
-                return whole
-            if whole.dtype != self.dtype or scale.shape != whole.shape[:rows] or scale.dtype != torch.float32:
+                return integers
+            if integers.dtype != self.dtype or scale.shape != integers.shape[:rows] or scale.dtype != torch.float32:
                 raise WireError(f"{source}: {name.replace('/', ' ')} does not fit its scale")
-            return whole * scale.reshape(*scale.shape, *[1] * (whole.ndim - rows))
+            return integers * scale.reshape(*scale.shape, *[1] * (integers.ndim - rows))
 
         banks = {
             name: replace(bank, means=value(f"bank/{name}", bank.means, bank.means.ndim - 1))
@@ -136,14 +162,26 @@ class Quantise(Filter):
 
 
 def left(filters: Sequence[Filter], upload: Bundle, received: Bundle) -> Bundle:
-    """An upload as it leaves its client."""
-    for one in filters:
-        upload = one.leave(upload, received)
+    """An upload as it leaves its client.
+
+    Args:
+        filters: in the order in which they act at the client.
+        upload: what the client returns.
+        received: what the client was sent.
+    """
+    for part in filters:
+        upload = part.leave(upload, received)
     return upload
 
 
 def restored(filters: Sequence[Filter], upload: Bundle, source: str) -> Bundle:
-    """An upload as the server reads it."""
-    for one in reversed(filters):
-        upload = one.restore(upload, source)
+    """An upload as the server reads it: the filters are undone in reverse order.
+
+    Args:
+        filters: in the order in which they acted at the client.
+        upload: what arrived.
+        source: the sender's name, for errors.
+    """
+    for part in reversed(filters):
+        upload = part.restore(upload, source)
     return upload

@@ -17,7 +17,7 @@ By = Literal["head", "prototype"]
 
 @dataclass(frozen=True)
 class Predict:
-    """How a method's paper predicts. The other way is measured beside it, unless no head is trained."""
+    """How a method's paper predicts. The other prediction is measured beside it, unless no head is trained."""
 
     by: ClassVar[By] = "head"
     reads: ClassVar[tuple[str, ...]] = ("weights", "bank")
@@ -32,9 +32,16 @@ class Predict:
     halves: float | None = None  # the model is a sum σ + ψ, as FedMatch has it, with ψ starting as so much of σ
 
     def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
-        """The prototypes to compare with: those received, and the client's `own` where a class has none.
+        """The prototypes that a client's embeddings are compared with.
 
-        `classes` are those of the client's training data. Its own prototypes are asked for only where they are needed.
+        Args:
+            received: the server's message, restricted to what the prediction reads.
+            own: gives the client's own prototypes; it is called only where they are needed.
+            classes: `[C]`, the classes of the client's training data.
+
+        Returns:
+            the prototypes received, and the client's own for classes that have none; the other way round with
+            `prefers="own"`.
         """
         bank = received.bank
         if bank is None:
@@ -44,28 +51,41 @@ class Predict:
         return bank if bool((bank.known | ~classes).all()) else bank.filled_from(own())
 
     def scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
-        """`[n, C]` scores, the highest of which wins, −∞ where the bank does not know a class."""
+        """The scores of each class, the highest of which wins.
+
+        Args:
+            z: embeddings `[n, d]`.
+            bank: the prototypes to compare with.
+
+        Returns:
+            `[n, C]`, −∞ where the bank does not know a class.
+
+        >>> import torch
+        >>> bank = PrototypeBank(torch.tensor([[0.0], [3.0]]), torch.ones(2))
+        >>> Nearest().scores(torch.tensor([[1.0]]), bank)
+        tensor([[-1., -4.]])
+        """
         distances = bank.distances(z, self.metric)
         return (1 - distances if self.metric == "cosine" else -distances) / self.temperature
 
 
 @dataclass(frozen=True)
 class Head(Predict):
-    """By the classifier head."""
+    """The prediction is that of the classifier head."""
 
 
 @dataclass(frozen=True)
 class Nearest(Predict):
-    """By the nearest prototype."""
+    """The prediction is the class of the nearest prototype."""
 
     by: ClassVar[By] = "prototype"
 
 
 @dataclass(frozen=True)
 class Helpers(Predict):
-    """By the mean over several clients' banks of softmax(−distance), which the server sends as `helpers`.
+    """The prediction is the mean over several clients' banks of softmax(−distance); the server sends them as `helpers`.
 
-    Before there are any, by the client's own prototypes.
+    Before there are any, it is made from the client's own prototypes.
     """
 
     by: ClassVar[By] = "prototype"

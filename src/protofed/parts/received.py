@@ -21,7 +21,17 @@ pytree.register_dataclass(Received)
 
 
 def bank_of(bundle: Bundle) -> PrototypeBank:
-    """The bundle's bank, where the method's exchange says that there is one."""
+    """The bank of a bundle, for methods whose exchange says that there is one.
+
+    Args:
+        bundle: what was received or uploaded.
+
+    Returns:
+        its main bank.
+
+    Raises:
+        ValueError: the bundle has none.
+    """
     if bundle.bank is None:
         raise ValueError("this bundle has no bank")
     return bundle.bank

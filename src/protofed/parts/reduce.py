@@ -72,29 +72,60 @@ class Sums:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Many uploads to one result."""
+    """The rule by which many uploads become one result.
+
+    A rule has `lift`, which adds what is summed of some uploads to the total, and `finish`, which makes the result.
+    """
 
     registry: ClassVar[Registry[Reduce]] = Registry("reduce")
     additive: ClassVar[bool] = False
     """Whether sums over the clients are all that the rule needs."""
 
     def check(self, exchange: Exchange, owner: str) -> None:
-        """Refuse in one line what makes no sense for what a method exchanges."""
+        """Refuse a method for which the rule makes no sense.
+
+        Args:
+            exchange: what the method exchanges.
+            owner: the method's name.
+
+        Raises:
+            ProtofedError: one line that says why.
+        """
 
     def lift(self, uploads: Sequence[Upload], total: Sums) -> None:
-        """Add to `total` what is summed of these uploads."""
+        """Add to the total what is summed of these uploads.
+
+        Args:
+            uploads: some of the round's uploads.
+            total: is changed in place.
+        """
 
     def keep(self, uploads: Sequence[Upload]) -> Sequence[Upload]:
-        """What stays of these uploads until the last one is there."""
+        """What must stay of these uploads until the last one has arrived."""
         return () if self.additive else uploads
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
-        """The result, from the sums and from what was kept."""
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+        """Make the result.
+
+        Args:
+            total: the sums over all uploads.
+            uploads: what `keep` gave of all uploads.
+
+        Returns:
+            what the method's `update` is given.
+        """
         raise NotImplementedError
 
 
 class Running:
-    """A reduction in progress: uploads are added as they arrive."""
+    """A reduction in progress: uploads are added as they arrive.
+
+    >>> running = Running(Mean("size"))
+    >>> running.add([Upload(0, 10.0, Bundle(weights={"w": torch.zeros(1)}))])
+    >>> running.add([Upload(1, 30.0, Bundle(weights={"w": torch.full((1,), 4.0)}))])
+    >>> running.result().weights["w"].item()
+    3.0
+    """
 
     def __init__(self, rule: Reduce) -> None:
         self.rule, self.total, self.clients = rule, Sums(), 0
@@ -114,8 +145,11 @@ class Running:
 @Reduce.registry.register("mean")
 @dataclass(frozen=True)
 class Mean(Reduce):
-    """The mean: of weights by sample count (`size`) or plain (`holders`); of prototypes by their counts, plain over the
-    clients that hold a class, or of `directions`, put back on the unit sphere."""
+    """The mean.
+
+    `by="size"`: weights by sample count, and prototypes by their counts. `by="holders"`: every client the same, and a
+    prototype over the clients that hold the class. `by="directions"`: the mean of unit prototypes, put back on the sphere.
+    """
 
     additive: ClassVar[bool] = True
 
@@ -140,9 +174,9 @@ class Mean(Reduce):
 
     def _lifted_banks(self, uploads: Sequence[Upload]) -> dict[str, Tensor]:
         lifted: dict[str, Tensor] = {}
-        held = [upload.content.all_banks() for upload in uploads]
-        for name in dict.fromkeys(name for own in held for name in own):
-            banks = PrototypeBank.stack([own[name] for own in held if name in own])
+        uploaded = [upload.content.all_banks() for upload in uploads]
+        for name in dict.fromkeys(name for banks in uploaded for name in banks):
+            banks = PrototypeBank.stack([content[name] for content in uploaded if name in content])
             if self.by == "directions":
                 banks = banks.normalised()
             weight = banks.counts.to(banks.means.dtype) if self.by == "size" else None
@@ -151,7 +185,7 @@ class Mean(Reduce):
             lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
         return lifted
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
         for key in total.tensors:
@@ -174,31 +208,31 @@ class CoordinateRule(Reduce):
     """A rule for each coordinate by itself, over the clients that hold a class or have a weight."""
 
     def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        """The rule, on a stack of banks."""
+        """The rule, applied to a stack of banks."""
         raise NotImplementedError
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
-        for name in dict.fromkeys(name for u in kept for name in u.content.all_banks()):
-            stack = PrototypeBank.stack([b[name] for u in kept if name in (b := u.content.all_banks())])
+        for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
+            stack = PrototypeBank.stack([b[name] for u in uploads if name in (b := u.content.all_banks())])
             banks[name] = self.of_banks(stack)
             holders = stack.known.sum(0)[:, None]
             sums[name] = PrototypeBank(holders * banks[name].means, banks[name].counts)
         weights: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for u in kept for name in u.content.weights):
-            values = torch.stack([u.content.weights[name] for u in kept if name in u.content.weights])
+        for name in dict.fromkeys(name for u in uploads for name in u.content.weights):
+            values = torch.stack([u.content.weights[name] for u in uploads if name in u.content.weights])
             one_class = PrototypeBank(values.reshape(len(values), 1, -1), values.new_ones(len(values), 1))
             weights[name] = self.of_banks(one_class).means.reshape(values.shape[1:])
-        names = dict.fromkeys(name for u in kept for name in u.content.scalars)
-        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in kept) / len(kept) for n in names}
+        names = dict.fromkeys(name for u in uploads for name in u.content.scalars)
+        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in uploads) / len(uploads) for n in names}
         return Reduced(banks.pop("", None), banks, weights, scalars, sums)
 
 
 @Reduce.registry.register("median")
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """The coordinate-wise median: fewer than half of the clients may send anything."""
+    """The median of each coordinate, which holds as long as fewer than half of the clients send nonsense."""
 
     def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
         return aggregate.median(banks)
@@ -207,7 +241,7 @@ class Median(CoordinateRule):
 @Reduce.registry.register("trimmed")
 @dataclass(frozen=True)
 class Trimmed(CoordinateRule):
-    """The coordinate-wise mean without the `share` smallest and as many largest values."""
+    """The mean of each coordinate without the `share` smallest and as many largest values."""
 
     share: float = 0.1
 
@@ -221,8 +255,10 @@ class Trimmed(CoordinateRule):
 
 @dataclass(frozen=True)
 class Each(Reduce):
-    """Every upload by itself, for server rules that need them apart. `averages`: weights are averaged by sample count as
-    they arrive and are not kept."""
+    """Every upload by itself, for server rules that need them apart.
+
+    With `averages`, weights are averaged by sample count as they arrive, and are not kept.
+    """
 
     averages: bool = False
 
@@ -235,40 +271,61 @@ class Each(Reduce):
             return uploads
         return [u._replace(content=replace(u.content, weights={})) for u in uploads]
 
-    def finish(self, total: Sums, kept: Sequence[Upload]) -> Reduced:
-        return Reduced(weights=averaged_weights(total), uploads=tuple(kept))
+    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+        return Reduced(weights=averaged_weights(total), uploads=tuple(uploads))
 
 
 def weighted_average(uploads: Sequence[Upload], share: Callable[[Upload], float]) -> dict[str, Tensor]:
-    """The mean of the uploads' weights, each client's counting by its share."""
+    """The mean of the uploads' weights.
+
+    Args:
+        uploads: each with weights, or without.
+        share: how much a client counts.
+
+    Returns:
+        the weights by name, each over the clients whose model has it.
+    """
     total = Sums()
     add_weights(uploads, share, total)
     return averaged_weights(total)
 
 
 def add_weights(uploads: Sequence[Upload], share: Callable[[Upload], float], total: Sums) -> None:
-    """Add share · weight of each upload to the sums, in float64, and the shares behind each weight."""
+    """Add share · weight of each upload to the sums, in float64, and the shares behind each weight.
+
+    Args:
+        uploads: each with weights, or without.
+        share: how much a client counts.
+        total: is changed in place.
+    """
     pieces: dict[str, list[tuple[tuple[Tensor, ...], float]]] = {}
     for upload in uploads:
         if not upload.content.weights:
             continue
-        own = share(upload)
-        total.numbers["share"] = total.numbers.get("share", 0.0) + own
+        client_share = share(upload)
+        total.numbers["share"] = total.numbers.get("share", 0.0) + client_share
         for name, value in upload.content.weights.items():
-            pieces.setdefault(name, []).append((value.reshape(-1).split(BLOCK), own))
-            total.numbers[f"share/{name}"] = total.numbers.get(f"share/{name}", 0.0) + own
+            pieces.setdefault(name, []).append((value.reshape(-1).split(BLOCK), client_share))
+            total.numbers[f"share/{name}"] = total.numbers.get(f"share/{name}", 0.0) + client_share
             if f"weight/{name}" not in total.tensors:
                 total.tensors[f"weight/{name}"] = torch.zeros(value.shape, dtype=torch.float64)
                 total.dtypes[name] = value.dtype
     for name, values in pieces.items():
         flat = total.tensors[f"weight/{name}"].view(-1).split(BLOCK)
-        for place, part in enumerate(flat):  # a part stays in the cache while all are added to it
-            for split, own in values:
-                part.add_(split[place], alpha=own)
+        for block, part in enumerate(flat):  # a part stays in the cache while all are added to it
+            for split, client_share in values:
+                part.add_(split[block], alpha=client_share)
 
 
 def averaged_weights(total: Sums) -> dict[str, Tensor]:
-    """The weights that sums stand for, each over the clients whose model has it; none where nobody counts."""
+    """The weights that sums stand for.
+
+    Args:
+        total: what `add_weights` has summed.
+
+    Returns:
+        the weights by name, each over the clients whose model has it; a weight of which nobody counts is left out.
+    """
     weights = {}
     for key, value in total.tensors.items():
         name = key.removeprefix("weight/")

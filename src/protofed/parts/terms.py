@@ -50,7 +50,19 @@ class Term:
 def terms_of(
     parts: tuple[Term, ...], net: Parameters, output: Output | Levels, batch: Batch, received: Received, round: int
 ) -> dict[str, Tensor]:
-    """Several terms of one forward pass."""
+    """Several terms of one forward pass.
+
+    Args:
+        parts: the terms.
+        net: the network.
+        output: what the network gave for the batch.
+        batch: the step's samples.
+        received: what the client was sent.
+        round: the round, counted from 1.
+
+    Returns:
+        the weighted losses by name.
+    """
     return {name: value for part in parts for name, value in part(net, output, batch, received, round).items()}
 
 
@@ -126,11 +138,11 @@ class Peers(Term):
         return losses.peer_contrast(output.embedding, batch.y, everyone, self.temperature, weight=batch.weight)
 
     def everyone(self, received: Received) -> PrototypeBank:
-        """The peers' banks and the client's own, which does not travel; classes it lacks are filled as it was sent."""
-        own, peers = received.memory.bank, received.banks["peers"]
-        if own is None:  # never reported
+        """The peers' banks and the client's own, which does not travel; classes it lacks come from the received bank."""
+        own_bank, peers = received.memory.bank, received.banks["peers"]
+        if own_bank is None:  # never reported
             return peers
-        return peers.joined(PrototypeBank.stack([own.filled_from(bank_of(received))]))
+        return peers.joined(PrototypeBank.stack([own_bank.filled_from(bank_of(received))]))
 
 
 @Term.registry.register("prox")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ProtofedError
-from ..evaluate.accuracy import Confusion
+from ..evaluate.confusion import Confusion
 from ..results.confusions import Confusions
 from ..results.tables import MISSING
 

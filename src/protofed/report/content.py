@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
+from ..evaluate.confusion import PREDICTIONS
 from ..results.confusions import Confusions
 from ..results.read import Folder, Run, read_folder
 from ..results.read import VariantRuns as Variant
-from ..results.rows import DIRECTIONS, FIGURE, PREDICTIONS, JsonRow, number
+from ..results.rows import DIRECTIONS, FIGURE, JsonRow, number
 from ..results.tables import (
     MEASURES,
     MISSING,
@@ -29,6 +29,7 @@ from ..results.tables import (
     parse_column,
     written,
 )
+from ..version import __version__
 from .space import Projection, read_snapshots, space
 
 MOST_ROUNDS = 250  # points of a curve

@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic
 
-from ..errors import ProtofedError
-from ..evaluate.accuracy import Confusion
-from ..registry import first_problem
+from ..errors import ProtofedError, first_problem
+from ..evaluate.confusion import Confusion
 from .folder import COMPARISON, CONFUSIONS, SETTINGS
 
 By = Literal["head", "prototype"]

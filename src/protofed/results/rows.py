@@ -19,6 +19,9 @@ from typing import Any
 import pydantic
 from typing_extensions import NotRequired, TypedDict
 
+from ..errors import first_problem
+from ..evaluate.confusion import PREDICTIONS
+
 FORMAT = 2
 """Of a run folder. Format 1, of before 0.2, has no `run.json`, and its `last_five` are the last five *evaluations*."""
 
@@ -26,7 +29,6 @@ ROUNDS, EVALUATIONS, CLIENTS, SUMMARY = "rounds.jsonl", "metrics.jsonl", "client
 ROW_FILES = (ROUNDS, EVALUATIONS, CLIENTS)
 LAST = 5
 """Rounds, the last ones of a run, over whose evaluations the figures of tables are means."""
-PREDICTIONS = ("head", "prototype")
 DIRECTIONS = ("bytes_up", "bytes_down")
 FIGURE = "last_five"
 JsonRow = dict[str, Any]
@@ -123,13 +125,12 @@ def _problem_of_clients(row: Mapping[str, Any]) -> str | None:
 def problem_of(file: str, row: Any) -> str | None:
     """What is wrong with an object of the file of that name, or None where nothing is.
 
-    Example: `problem_of("rounds.jsonl", {"round": 1})` is `"participants: Field required"`.
+    Example: `problem_of("rounds.jsonl", {"round": 1})` is `"participants is missing"`.
     """
     try:
         _SHAPES[file].validate_python(row)
     except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the row'}: {first['msg']}"
+        return first_problem(error)
     if file == CLIENTS:
         return _problem_of_clients(row)
     if file == SUMMARY and row["rounds"] < 1:

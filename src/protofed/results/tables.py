@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..errors import unknown
-from .rows import DIRECTIONS, FIGURE, PREDICTIONS
+from ..evaluate.confusion import PREDICTIONS
+from .rows import DIRECTIONS, FIGURE
 
 MISSING, FAILED = "–", "failed"
 EMPTY_ROUND = "†"  # behind the label of a variant that had rounds in which no client returned anything usable

@@ -8,10 +8,10 @@ numbers, other small values and tensors) and `framing` (header and padding), whi
 from .bundle import Bundle, Message, WireError
 from .codec import add_sizes, decode, decode_each, encode, sizes
 from .exchange import Exchange, Expected, Part, array, bank, models, number, weights
-from .frame import KINDS
+from .frame import BYTE_KINDS
 
 __all__ = [
-    "KINDS",
+    "BYTE_KINDS",
     "Bundle",
     "Exchange",
     "Expected",

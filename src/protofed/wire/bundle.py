@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -46,11 +46,15 @@ class Bundle:
 
     def copied(self) -> Bundle:
         """The same bundle with tensors of its own."""
-        return pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, self)
+        return self._mapped(torch.clone)
 
     def to(self, device: torch.device | str) -> Bundle:
         """The same bundle with every tensor on a device."""
-        return pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, self)
+        return self._mapped(lambda tensor: tensor.to(device))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Bundle:
+        bundle: Bundle = pytree.tree_map(lambda v: change(v) if isinstance(v, Tensor) else v, self)
+        return bundle
 
     def all_banks(self) -> dict[str, PrototypeBank]:
         """Every bank by name; the main one is called `""`."""

@@ -24,7 +24,17 @@ NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.in
 
 
 def encode(bundle: Bundle) -> bytes:
-    """The bundle as a message. The same bundle always gives the same bytes; an empty one gives none."""
+    """Encode a bundle.
+
+    Args:
+        bundle: the named values to send.
+
+    Returns:
+        the message. The same bundle always gives the same bytes; an empty one gives none.
+
+    >>> decode(encode(Bundle(scalars={"samples": 40.0}))).scalars
+    {'samples': 40.0}
+    """
     if bundle.empty:
         return b""
     tensors: dict[str, Tensor] = {}
@@ -34,25 +44,40 @@ def encode(bundle: Bundle) -> bytes:
         means = bank.means.reshape(counts.numel(), bank.dim)
         known = [row for row, count in enumerate(counts.tolist()) if count > 0]
         rows = torch.tensor(known, dtype=torch.int32)
-        whole = len(known) == counts.numel()
-        tensors[f"bank:{name}:means"] = means if whole else means[rows.to(means.device)]
+        complete = len(known) == counts.numel()
+        tensors[f"bank:{name}:means"] = means if complete else means[rows.to(means.device)]
         tensors[f"bank:{name}:rows"] = rows
-        tensors[f"bank:{name}:counts"] = counts if whole else counts[rows.to(counts.device)]
+        tensors[f"bank:{name}:counts"] = counts if complete else counts[rows.to(counts.device)]
         shapes.append((name, tuple(bank.means.shape)))
     for model in bundle.models:
         if "/" in model:
             raise ValueError(f"model {model!r}: a name with a slash cannot be sent")
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
-    tensors |= {f"model:/{model}/{k}": v for model, own in bundle.models.items() for k, v in own.items()}
+    tensors |= {f"model:/{model}/{k}": v for model, values in bundle.models.items() for k, v in values.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
     return framed(tensors, {f"scalar:{k}": float(v) for k, v in bundle.scalars.items()}, tuple(shapes))
 
 
 def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
-    """The bundle in a message, or a `WireError` that names `source`. Nothing in the message is ever executed.
+    """Decode a message. Nothing in the message is ever executed.
 
-    Tensors lie in a copy of the message; in the message itself where it is a `bytearray`, which nobody else may then
-    change. With `expected`, shapes of banks are checked before memory is taken for them, and everything else after.
+    Args:
+        message: the bytes. Tensors of the bundle lie in a copy of them, and in the message itself where it is a `bytearray`,
+            which nobody else may then change.
+        source: the sender's name, for errors.
+        expected: what the message must look like. Shapes of banks are checked before memory is taken for them, and
+            everything else after.
+
+    Returns:
+        the bundle.
+
+    Raises:
+        WireError: the message cannot be read, or is not as expected.
+
+    >>> decode(b"nonsense", source="client 3")
+    Traceback (most recent call last):
+        ...
+    protofed.wire.bundle.WireError: client 3: not a protofed message (ValueError: 8 bytes, cut short in the header)
     """
     try:
         return _decoded([message], source, expected)[0]
@@ -65,7 +90,16 @@ def decode(message: Message, source: str = "message", expected: Expected | None 
 def decode_each(
     messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None
 ) -> list[Bundle | WireError]:
-    """`decode` of each message, or its error. Small ones of one header are read together, in a fraction of the time."""
+    """Decode several messages. Small ones with the same header are read together, in a fraction of the time.
+
+    Args:
+        messages: the bytes of each.
+        sources: the senders' names, for errors.
+        expected: what each message must look like.
+
+    Returns:
+        of each message the bundle, or the error of that message.
+    """
     groups: dict[Any, list[int]] = {}
     for k, message in enumerate(messages):
         head = 8 + int.from_bytes(message[:8], "little")
@@ -88,7 +122,7 @@ def _decoded_or_error(message: Message, source: str, expected: Expected | None) 
 
 
 def _decoded(messages: Sequence[Message], source: str, expected: Expected | None) -> list[Bundle]:
-    """Messages of one header as bundles; raises where any of them is not as it should be."""
+    """Messages of one header as bundles; it raises where any of them is not as it should be."""
     if not messages[0]:
         if expected is not None:
             expected.check(Bundle(), source)
@@ -105,13 +139,13 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
         raise ValueError(f"banks of {unfolded} numbers are too large; at most {limit} are taken")
     banks = {name: _decoded_banks(body, name, shape, n) for name, shape in about.banks.items()}
     parts: dict[str, dict[str, Tensor]] = {"weight": {}, "model": {}, "tensor": {}, "scalar": {}}
-    for key, value in body.items():  # what belongs to banks has been taken out
+    for key, value in body.items():  # the entries of banks have been taken out
         kind, _, name = key.partition(":")
         if kind not in parts or (kind == "scalar" and (value.ndim > 1 or value.dtype != torch.float64)):
             raise ValueError(f"entry {key!r} is not part of a message")
         parts[kind][name] = value
     numbers = {name: value.tolist() for name, value in parts.pop("scalar").items()}
-    bundles = [_bundle({b: whole[k] for b, whole in banks.items()}, parts, numbers, k) for k in range(n)]
+    bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, numbers, k) for k in range(n)]
     if expected is not None:
         expected.check(bundles[0], source)
         if n > 1:  # names and shapes of the others are the first one's; their values are looked at together
@@ -124,12 +158,12 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
 def _bundle(
     banks: dict[str, PrototypeBank], parts: dict[str, dict[str, Tensor]], numbers: dict[str, list[float]], k: int
 ) -> Bundle:
-    """Message k of those that were read together."""
+    """The bundle of message k of those that were read together."""
     weights, tensors = ({name: value[k] for name, value in parts[kind].items()} for kind in ("weight", "tensor"))
     models: dict[str, dict[str, Tensor]] = {}
     for name, value in parts["model"].items():
-        _, model, own = name.split("/", 2)
-        models.setdefault(model, {})[own] = value[k]
+        _, model, weight = name.split("/", 2)
+        models.setdefault(model, {})[weight] = value[k]
     scalars = {name: values[k] for name, values in numbers.items()}
     return Bundle(banks.pop("", None), banks, weights, tensors, scalars, models)
 
@@ -148,26 +182,45 @@ def _decoded_banks(body: dict[str, Tensor], name: str, shape: list[int], n: int)
     if rows.numel() and bool((rows[:, 0] < 0).any() | (rows[:, -1] >= total).any() | (rows.diff(dim=1) <= 0).any()):
         raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
     if rows.shape[1] < total:
-        place = (rows + torch.arange(n)[:, None] * total).view(-1)
-        means = means.new_zeros(n * total, dim).index_copy_(0, place, means.flatten(0, 1))
-        counts = counts.new_zeros(n * total).index_copy_(0, place, counts.reshape(-1))
+        target = (rows + torch.arange(n)[:, None] * total).view(-1)
+        means = means.new_zeros(n * total, dim).index_copy_(0, target, means.flatten(0, 1))
+        counts = counts.new_zeros(n * total).index_copy_(0, target, counts.reshape(-1))
     return PrototypeBank(means.view(n, *shape), counts.view(n, *shape[:-1]))
 
 
 def _unreadable(source: str, error: Exception) -> WireError:
+    """The error of a message that is none, with what is wrong with it in printable characters."""
     reason = "".join(c if c.isprintable() else " " for c in str(error))[:200]
     return WireError(f"{source}: not a protofed message ({type(error).__name__}: {reason})")
 
 
 def sizes(message: Message, source: str = "message") -> Counter[str]:
-    """Bytes of an encoded message by kind; they add up to its length."""
+    """Count the bytes of a message by kind.
+
+    Args:
+        message: the bytes.
+        source: the sender's name, for errors.
+
+    Returns:
+        the bytes of each of `BYTE_KINDS` that occurs; they add up to the message's length.
+
+    >>> from protofed import PrototypeBank
+    >>> sizes(encode(Bundle(bank=PrototypeBank(torch.zeros(10, 512), torch.ones(10)))))["prototypes"]
+    20480
+    """
     total: Counter[str] = Counter()
     add_sizes(total, message, source)
     return total
 
 
 def add_sizes(total: Counter[str], message: Message, source: str = "message") -> None:
-    """Add the bytes of a message to those counted so far."""
+    """Add the bytes of a message, by kind, to those counted so far.
+
+    Args:
+        total: is changed in place.
+        message: the bytes.
+        source: the sender's name, for errors.
+    """
     if message:
         try:
             kinds = layout(message).kinds

@@ -15,7 +15,7 @@ from .bundle import Bundle, WireError
 
 SAMPLES = "samples"  # the number every upload carries: how many samples its client trained on
 Size = int | str | None  # a number, "classes", "dim" or "others" (the other clients), or None for any
-Kind = Literal["bank", "weights", "models", "tensor", "scalar"]
+PartKind = Literal["bank", "weights", "models", "tensor", "scalar"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Part:
     client and the round. An `optional` part may be absent from a message (the attribute is None).
     """
 
-    kind: Kind
+    kind: PartKind
     name: str
     shape: tuple[Size, ...] = ()
     each: bool = False
@@ -38,27 +38,65 @@ class Part:
 
 
 def bank(name: str = "bank", shape: tuple[Size, ...] = ("classes", "dim"), **options: Any) -> Part:
-    """A prototype bank, or a stack of them."""
+    """A part that is a prototype bank, or a stack of them.
+
+    Args:
+        name: the attribute of the server's state, and the name in the bundle.
+        shape: in numbers or in words: `"classes"`, `"dim"`, `"others"` (the number of other clients), None for any size.
+        **options: `each` and `optional` of `Part`.
+
+    >>> bank("peers", ("others", "classes", "dim"), each=True).name
+    'peers'
+    """
     return Part("bank", name, shape, **options)
 
 
 def weights(**options: Any) -> Part:
-    """A model's parameters and buffers, or those whose names begin with `prefix`."""
+    """A part that is a model's parameters and buffers.
+
+    Args:
+        **options: `each`, `optional` and `prefix` of `Part`; with a prefix only weights whose names begin with it travel.
+
+    >>> str(weights(each=True))
+    'weights for each client'
+    """
     return Part("weights", "weights", **options)
 
 
 def models(name: str = "models", **options: Any) -> Part:
-    """The weights of further models of the client's architecture."""
+    """A part that is the weights of further models of the client's architecture.
+
+    Args:
+        name: the attribute of the server's state.
+        **options: `each`, `optional` and `prefix` of `Part`.
+    """
     return Part("models", name, **options)
 
 
 def array(name: str, *shape: Size, **options: Any) -> Part:
-    """A tensor of any other kind."""
+    """A part that is a tensor of any other kind.
+
+    Args:
+        name: the attribute of the server's state, and the name in the bundle.
+        *shape: as in `bank`.
+        **options: `each` and `optional` of `Part`.
+
+    >>> array("soft_labels", "classes", "classes").shape
+    ('classes', 'classes')
+    """
     return Part("tensor", name, shape, **options)
 
 
 def number(name: str, **options: Any) -> Part:
-    """A single number."""
+    """A part that is a single number.
+
+    Args:
+        name: the attribute of the server's state, and the name in the bundle.
+        **options: `each` and `optional` of `Part`.
+
+    >>> number("threshold").kind
+    'scalar'
+    """
     return Part("scalar", name, **options)
 
 
@@ -72,7 +110,12 @@ class Sender(Protocol):
 
 @dataclass(frozen=True)
 class Exchange:
-    """What goes down, what comes up, and whether each client keeps a model of its own between rounds."""
+    """What goes down, what comes up, and whether each client keeps a model of its own between rounds.
+
+    >>> fedavg = Exchange(down=(weights(),), up=(weights(),), keeps_model=False)
+    >>> fedavg.prototypes, fedavg.asks_clients
+    (False, True)
+    """
 
     down: tuple[Part, ...] = ()
     up: tuple[Part, ...] = ()
@@ -89,15 +132,36 @@ class Exchange:
         return any(part.kind == "bank" for part in self.down)
 
     def audience(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Hashable:
-        """One audience for all where everything is broadcast; otherwise the state says who is sent the same."""
+        """Who is sent the same message as a client.
+
+        Args:
+            state: the server's state.
+            client: the client's number.
+            round: the round, counted from 1.
+            names: the parts that are sent; all of them where it is not given.
+
+        Returns:
+            a key that clients of one audience share. Where everything is broadcast it is one for all; otherwise the state
+            says it.
+        """
         for part in self.down:
             if part.each and (names is None or part.name in names):
                 return state.audience(client, round)
         return None
 
     def message(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
-        """What a client is sent, or the named parts of it."""
-        found: dict[str, Any] = {}
+        """What a client is sent.
+
+        Args:
+            state: the server's state, which has an attribute for each part.
+            client: the client's number.
+            round: the round, counted from 1.
+            names: the parts to send; all of them where it is not given.
+
+        Returns:
+            the bundle. Parts whose attribute is None are absent.
+        """
+        values: dict[str, Any] = {}
         further: dict[str, dict[str, Any]] = {"banks": {}, "tensors": {}, "scalars": {}}
         for part in self.down:
             if names is not None and part.name not in names:
@@ -107,11 +171,11 @@ class Exchange:
             if value is None:
                 continue
             if part.kind in ("weights", "models") or part.name == "bank":
-                found["models" if part.kind == "models" else part.name] = value
+                values["models" if part.kind == "models" else part.name] = value
             else:
                 further[f"{part.kind}s"][part.name] = float(value) if part.kind == "scalar" else value
-        found |= further
-        return Bundle(**found)
+        values |= further
+        return Bundle(**values)
 
     def expected(
         self,
@@ -119,7 +183,16 @@ class Exchange:
         sizes: Mapping[str, int | None],
         template: Mapping[str, Tensor],
     ) -> Expected:
-        """What a message of one direction must look like; `template` is a model of the client's architecture."""
+        """What a message of one direction must look like.
+
+        Args:
+            direction: `"down"` or `"up"`.
+            sizes: the numbers that the words in shapes stand for.
+            template: a model of the client's architecture.
+
+        Returns:
+            the expectation, which `decode` checks messages against.
+        """
         parts = self.up if direction == "up" else self.down
         if direction == "up" and parts:
             parts = (*parts, number(SAMPLES))
@@ -143,23 +216,31 @@ class Expected:
     shapes_only: bool = False  # the rest is checked later, once filters have restored the message
 
     def check(self, bundle: Bundle, source: str) -> None:
-        """Names, shapes, dtypes, finite values, counts ≥ 0. The error names the sender and the part."""
+        """Check names, shapes, dtypes, finite values, and that counts are not negative.
+
+        Args:
+            bundle: what was sent.
+            source: the sender's name.
+
+        Raises:
+            WireError: the error names the sender and the part.
+        """
         if self.shapes_only:
             return
         if "bank" in bundle.banks:
             raise WireError(f"{source}: sent 'bank', which this method does not exchange, among further banks")
-        found = _parts(bundle)
-        for kind, name in found:
+        parts = _parts(bundle)
+        for kind, name in parts:
             self._allow(kind, name, source)
         for name, part in self.parts.items():
-            if not part.optional and not self.partial and (part.kind, name) not in found:
+            if not part.optional and not self.partial and (part.kind, name) not in parts:
                 raise WireError(f"{source}: sent no {name}, which this method needs")
         for name, bank in bundle.all_banks().items():
             self._check_bank(name or "bank", bank, source)
         if bundle.weights:
             self._check_weights("weight", bundle.weights, self.parts["weights"], source)
-        for model, own in bundle.models.items():
-            self._check_weights(f"model {model!r}: weight", own, self.parts["models"], source)
+        for model, model_weights in bundle.models.items():
+            self._check_weights(f"model {model!r}: weight", model_weights, self.parts["models"], source)
         for name, value in bundle.tensors.items():
             self._check_form(f"{source}: tensor {name!r}", value, self.shapes[name], self.dtype)
         for name, number in bundle.scalars.items():
@@ -182,12 +263,12 @@ class Expected:
         if bool((bank.counts < 0).any()):
             raise WireError(f"{what} has a negative count")
 
-    def _check_weights(self, kind: str, own: Mapping[str, Tensor], part: Part, source: str) -> None:
+    def _check_weights(self, kind: str, values: Mapping[str, Tensor], part: Part, source: str) -> None:
         template = {n: v for n, v in self.template.items() if n.startswith(part.prefix)}
-        for name in sorted(template.keys() ^ own.keys()):
+        for name in sorted(template.keys() ^ values.keys()):
             state = "is missing" if name in template else "was not asked for"
             raise WireError(f"{source}: {kind} {name!r} {state}")
-        for name, value in own.items():
+        for name, value in values.items():
             like = template[name]
             self._check_form(f"{source}: {kind} {name!r}", value, tuple(like.shape), like.dtype)
 
@@ -199,7 +280,7 @@ class Expected:
         _check_finite(what, value)
 
     def check_shape(self, name: str, shape: Sequence[int], source: str) -> None:
-        """The shape of one bank, before or after it takes memory."""
+        """Check the shape of one bank, before or after memory is taken for it."""
         name = name or "bank"
         self._allow("bank", name, source)
         wanted = self.shapes[name]
@@ -213,13 +294,20 @@ class Expected:
 
 
 def is_finite(value: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity."""
+    """Whether a tensor holds neither NaN nor infinity.
+
+    Args:
+        value: any tensor.
+
+    >>> is_finite(torch.tensor([1.0, float("inf")]))
+    False
+    """
     # a finite sum is cheap proof; an infinite one may also come of large values
     return not value.is_floating_point() or math.isfinite(float(value.sum())) or bool(torch.isfinite(value).all())
 
 
 def _parts(bundle: Bundle) -> set[tuple[str, str]]:
-    """Kind and name of everything in a bundle."""
+    """The kind and the name of everything in a bundle."""
     return {
         *(("bank", name or "bank") for name in bundle.all_banks()),
         *([("weights", "weights")] if bundle.weights else []),

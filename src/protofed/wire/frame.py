@@ -1,7 +1,7 @@
 """The frame of a message: a safetensors header and the numbers behind it.
 
 The library would do for large messages; most of ours are small, and writing and checking their header by hand is faster
-(headers repeat from client to client and are remembered).
+(headers repeat from client to client and are cached).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 
 from .bundle import Message
 
-KINDS = ("prototypes", "weights", "scalars", "framing")
+BYTE_KINDS = ("prototypes", "weights", "scalars", "framing")
 VERSION = 1
 HEADER = 2**24  # bytes a header may have
-KEPT, KEPT_HEADER = 64, 2**16  # how many headers are remembered, and how long one may be
+CACHED, CACHED_HEADER = 64, 2**16  # how many headers are cached, and how long one may be
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -55,7 +55,16 @@ class MessageLayout:
 
 
 def framed(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> bytes:
-    """Tensors and single numbers by name as one message, a safetensors file as its library writes it."""
+    """Put tensors and single numbers into one message, a safetensors file as its library writes it.
+
+    Args:
+        tensors: by name.
+        numbers: by name.
+        banks: the name and the shape of every bank, of which only known rows are among the tensors.
+
+    Returns:
+        the message.
+    """
     width = {name: value.element_size() for name, value in tensors.items()} | dict.fromkeys(numbers, 8)
     names = sorted(width, key=lambda n: (-width[n], n))  # large numbers first: all lie aligned
     forms: list[tuple[torch.dtype, tuple[int, ...]]] = []
@@ -71,11 +80,11 @@ def framed(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: B
     return b"".join([_header_text(banks, tuple(names), tuple(forms)), *pieces])
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _header_text(
     banks: BankShapes, names: tuple[str, ...], forms: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 ) -> bytes:
-    """Length and text of a header."""
+    """The length of a header, and its text."""
     about = json.dumps({"version": VERSION, "banks": {n: list(shape) for n, shape in banks}}, sort_keys=True)
     header: dict[str, Any] = {"__metadata__": {"protofed": about}}
     end = 0
@@ -88,24 +97,35 @@ def _header_text(
 
 
 def layout(message: Message) -> MessageLayout:
-    """The header of a message, read and checked; a ValueError says what is wrong with it."""
+    """Read and check the header of a message.
+
+    Args:
+        message: the bytes.
+
+    Returns:
+        what the header says.
+
+    Raises:
+        ValueError: the header is not one of ours; the error says what is wrong with it.
+    """
     length = int.from_bytes(message[:8], "little")
     if len(message) < 8 or length > len(message) - 8:
         raise ValueError(f"{len(message)} bytes, cut short in the header")
     if length > HEADER:
         raise ValueError(f"a header of {length} bytes; at most {HEADER} are read")
     text = bytes(message[8 : 8 + length])
-    return _read_layout(text) if length <= KEPT_HEADER else _read_layout.__wrapped__(text)
+    return _read_layout(text) if length <= CACHED_HEADER else _read_layout.__wrapped__(text)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED)
 def _read_layout(text: bytes) -> MessageLayout:
+    """The layout that a header's text describes; a ValueError or KeyError says what is wrong with it."""
     header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("the header is not a mapping")
-    found = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
+    ranges = [(*entry["data_offsets"], name, entry) for name, entry in header.items() if name != "__metadata__"]
     entries, kinds, reached = [], Counter(framing=8 + len(text)), 0
-    for begin, end, name, entry in sorted(found, key=lambda e: (e[0], e[1])):
+    for begin, end, name, entry in sorted(ranges, key=lambda e: (e[0], e[1])):
         shape, dtype = entry["shape"], TORCH_TYPES[entry["dtype"]]
         if not all(type(n) is int and n >= 0 for n in (begin, end, *shape)):
             raise ValueError(f"entry {name!r} has no proper place or shape")
@@ -120,38 +140,47 @@ def _read_layout(text: bytes) -> MessageLayout:
 
 
 def _kind(key: str) -> str:
+    """To which of `BYTE_KINDS` the bytes of an entry belong."""
     if key.startswith(("weight:", "model:")):
         return "weights"
     return "prototypes" if key.startswith("bank:") and key.endswith(":means") else "scalars"
 
 
 def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
-    """What the header says about banks; raises where it is not one of ours."""
+    """The shapes of the banks that a header names; a ValueError says where it is not one of ours."""
     about = json.loads(header["__metadata__"]["protofed"])
     if about["version"] != VERSION:
         raise ValueError(f"version {about['version']!r}; this program reads version {VERSION}")
-    for name, shape in about["banks"].items():
+    shapes: dict[str, list[int]] = about["banks"]
+    for name, shape in shapes.items():
         proper = isinstance(shape, list) and 2 <= len(shape) <= 8
         if not proper or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
             raise ValueError(f"bank {name!r} has no proper shape")
-    return about["banks"]
+    return shapes
 
 
 def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
-    """The tensors of messages of one layout by name, side by side along a first axis.
+    """The tensors of messages of one layout, side by side along a first axis.
 
-    They lie in a copy of the messages; those of a single `bytearray` lie in it. Raises where the numbers that the header
-    names do not fill a message exactly.
+    Args:
+        messages: the bytes of each. Tensors lie in a copy of them; those of a single `bytearray` lie in it.
+        about: the layout that all of them have.
+
+    Returns:
+        the tensors by name.
+
+    Raises:
+        ValueError: the numbers that the header names do not fill a message exactly.
     """
     for message in messages:
         if len(message) - about.start != about.length:
             raise ValueError(f"{len(message) - about.start} bytes of numbers, of which {about.length} are named")
-    one = messages[0] if len(messages) == 1 else None
-    skipped = about.start if one is None or isinstance(one, bytearray) else 0
-    if one is None:
+    single = messages[0] if len(messages) == 1 else None
+    skipped = about.start if single is None or isinstance(single, bytearray) else 0
+    if single is None:
         data = bytearray(b"".join(messages))
     else:
-        data = one if isinstance(one, bytearray) else bytearray(memoryview(one)[about.start :])
+        data = single if isinstance(single, bytearray) else bytearray(memoryview(single)[about.start :])
     if not data:
         return {name: torch.empty((len(messages), *shape), dtype=dtype) for name, _, _, shape, dtype in about.entries}
     rows = torch.frombuffer(data, dtype=torch.uint8).view(len(messages), -1)
@@ -159,7 +188,7 @@ def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Ten
     for name, begin, count, shape, dtype in about.entries:
         if not count:
             result[name] = torch.empty((len(messages), *shape), dtype=dtype)
-        elif one is not None:
+        elif single is not None:
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=skipped + begin)
             result[name] = flat.view(1, *shape)
         else:

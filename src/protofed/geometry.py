@@ -5,14 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..bank import PrototypeBank, unit
+from .bank import PrototypeBank, unit
 
 
 def feature_space_separation(z: Tensor, y: Tensor, bank: PrototypeBank, epsilon: float = 1e-8) -> Tensor:
     """FSS: distance to the nearest other prototype over the mean distance of the class's samples to their own.
 
     Fed-ARPL Eq. 3, averaged over the known classes that have samples in `z`. With fewer than two known classes nothing
-    is separated from anything: 0.
+    is separated from anything, and the value is 0.
+
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        bank: the prototypes of the same space.
+        epsilon: is added to the radius of a class, which may be 0.
+
+    Returns:
+        a scalar; the larger, the further classes stand apart for how wide they are.
+
+    >>> z, y = torch.tensor([[0.0], [2.0], [10.0], [12.0]]), torch.tensor([0, 0, 1, 1])
+    >>> feature_space_separation(z, y, PrototypeBank.from_embeddings(z, y, 2))
+    tensor(10.)
     """
     known = bank.known
     means = torch.where(known[:, None], bank.means, 0.0)
@@ -27,10 +40,19 @@ def feature_space_separation(z: Tensor, y: Tensor, bank: PrototypeBank, epsilon:
 
 
 def silhouette(z: Tensor, y: Tensor, metric: str = "euclidean") -> float:
-    """Mean silhouette coefficient of embeddings grouped by label; `metric` is `euclidean` or `cosine`.
+    """The mean silhouette coefficient of embeddings grouped by label.
 
-    0 where it is undefined, as scikit-learn scores a group of one sample: a single class, or all classes of one sample.
-    NaN for embeddings that are not finite.
+    Args:
+        z: embeddings `[n, d]`.
+        y: labels `[n]`.
+        metric: `euclidean` or `cosine`.
+
+    Returns:
+        a number from −1 to 1. It is 0 where the coefficient is undefined (a single class, or all classes of one sample),
+        as scikit-learn scores a group of one sample; and NaN for embeddings that are not finite.
+
+    >>> round(silhouette(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), torch.tensor([0, 0, 1, 1])), 3)
+    0.9
     """
     if metric not in ("euclidean", "cosine"):
         raise ValueError(f"metric must be euclidean or cosine, not {metric!r}")
@@ -46,12 +68,13 @@ def silhouette(z: Tensor, y: Tensor, metric: str = "euclidean") -> float:
     member = torch.nn.functional.one_hot(group, len(classes)).double()
     size = member.sum(0)
     total = apart @ member  # from each sample to all of each class
-    own = size[group] - 1
-    inside = total.gather(1, group[:, None])[:, 0] / own.clamp_min(1)
+    others = size[group] - 1  # of the sample's own class
+    inside = total.gather(1, group[:, None])[:, 0] / others.clamp_min(1)
     outside = torch.where(member > 0, torch.inf, total / size).amin(1)
     value = (outside - inside) / torch.maximum(outside, inside).clamp_min(1e-300)
-    return float(torch.where(own > 0, value, 0.0).mean())
+    return float(torch.where(others > 0, value, 0.0).mean())
 
 
 def _cosine(z: Tensor) -> Tensor:
+    """The cosine distance of every pair of rows."""
     return (1 - unit(z) @ unit(z).T).clamp(0, 2)

@@ -1,0 +1,56 @@
+"""Who is taken for whom: counts of true and predicted classes, and the measures that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+PREDICTIONS = ("head", "prototype")
+"""How a client predicts: by the classifier head, or by the nearest prototype."""
+
+
+@dataclass(frozen=True, eq=False)
+class Confusion:
+    """How often each true class was taken for each other: rows `(true, predicted, count)`, those that occur."""
+
+    rows: np.ndarray
+
+    @classmethod
+    def of(cls, y: ArrayLike, predicted: ArrayLike) -> Confusion:
+        """Count the pairs of true and predicted class; both are whole numbers from 0 on, one of each a sample."""
+        true, taken = np.asarray(y, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
+        size = int(max(true.max(initial=0), taken.max(initial=0))) + 1
+        pairs, counts = np.unique(true * size + taken, return_counts=True)
+        return cls(np.stack([pairs // size, pairs % size, counts], axis=1))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Confusion) and np.array_equal(self.rows, other.rows)
+
+    @property
+    def correct(self) -> int:
+        true, predicted, count = self.rows.T
+        return int(count[true == predicted].sum())
+
+    @property
+    def samples(self) -> int:
+        return int(self.rows[:, 2].sum())
+
+    def macro_f1(self) -> float:
+        """Mean over the classes that occur, as truth or as prediction, of 2·hits / (true + predicted)."""
+        true, predicted, count = self.rows.T
+        size = int(self.rows[:, :2].max()) + 1
+        in_truth = np.bincount(true, count, size)
+        in_prediction = np.bincount(predicted, count, size)
+        hits = np.bincount(true, count * (true == predicted), size)
+        total = in_truth + in_prediction
+        occurs = total > 0
+        return float((2 * hits[occurs] / total[occurs]).mean())
+
+    def mean_absolute_error(self, values: Sequence[float]) -> float:
+        """Mean of |predicted − true|, classes read as the numbers they stand for."""
+        true, predicted, count = self.rows.T
+        number = np.asarray(values, dtype=np.float64)
+        return float((np.abs(number[predicted] - number[true]) * count).sum() / count.sum())

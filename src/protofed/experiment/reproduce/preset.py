@@ -1,0 +1,281 @@
+"""A preset: the file of one table or figure of a paper, read and checked.
+
+A preset is `presets/PAPER/TABLE.toml`: rows (entries as `compare` takes them), columns (groups of settings), the paper's
+numbers, and what differs between its two sizes, `laptop` and `paper`. What the tables of a paper share is in its
+`common.toml`: settings, and groups of them that columns `use`. A table that is counted and not trained has `counted = true`,
+and its arithmetic stands in a module of the same name beside it, `presets/PAPER/TABLE.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pydantic
+
+from ...errors import ProtofedError, first_problem, unknown
+from ...results.tables import MISSING, Column, parse_column, written
+from .. import presets
+from ..settings import combine, read_toml
+
+PRESETS = Path(__file__).parent.parent / "presets"
+COMMON = "common"
+SERVER = "measures."  # prefix of the name of a number that the server keeps: `measures.threshold`
+
+Size = Literal["laptop", "paper"]
+SIZES: tuple[Size, Size] = ("laptop", "paper")
+FileModel = TypeVar("FileModel", bound=pydantic.BaseModel)
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Group(_Strict):
+    """Settings of both sizes, and of each."""
+
+    settings: dict[str, Any] = {}
+    laptop: dict[str, Any] = {}
+    paper: dict[str, Any] = {}
+
+    def layers(self, size: Size) -> list[dict[str, Any]]:
+        """The settings of one size; later layers go over earlier ones."""
+        return [self.settings, self.laptop if size == "laptop" else self.paper]
+
+
+class DataGroup(Group):
+    """A group that columns `use`; `needs` says for each size which data it takes and where that comes from."""
+
+    needs: dict[Size, str] = {}
+    instead: str = ""
+    """The data that stands in for the paper's at laptop size, where it is another."""
+
+
+class TableColumn(Group):
+    """One column of the table, which is run as a comparison of all rows."""
+
+    use: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
+    """Folders of `docs/results` in which this column was measured before there was a preset."""
+
+
+class Common(Group):
+    """What the tables of one paper share."""
+
+    groups: dict[str, DataGroup] = {}
+
+
+class TableFile(Group):
+    """A preset as its file says it."""
+
+    title: str
+    notes: tuple[str, ...] = ()
+    counted: bool = False
+    """Whether the module beside the file counts the table; then nothing is trained."""
+    measures: tuple[str, ...]
+    rows: tuple[str, ...]
+    laptop_rows: tuple[str, ...] = ()
+    """In place of `rows` at that size, under the same labels."""
+    laptop_columns: tuple[str, ...] = ()
+    """Which columns that size has, where all would take too long or their data is rare; `--only` takes any."""
+    seeds: dict[Size, int] = {"laptop": 1, "paper": 3}
+    columns: dict[str, TableColumn]
+    numbers: dict[str, dict[str, tuple[int | float | str, ...]]]
+    """The paper's, by measure and row, one for each column: `92.1`, `"92.1 ± 0.3"`, or `"–"` where it gives none."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A table's file and what it shares with the paper's other tables."""
+
+    name: str
+    file: TableFile
+    common: Common
+
+    @property
+    def labels(self) -> list[str]:
+        return [row_label(row) for row in self.file.rows]
+
+    def rows(self, size: Size) -> tuple[str, ...]:
+        return self.file.laptop_rows if size == "laptop" and self.file.laptop_rows else self.file.rows
+
+    def columns(self, size: Size) -> list[str]:
+        """The columns that run unless others are asked for."""
+        return [c for c in self.file.columns if size == "paper" or c in (self.file.laptop_columns or self.file.columns)]
+
+    def settings(self, column: str, size: Size) -> dict[str, Any]:
+        """The settings of one column: the paper's common ones, then its groups', then the table's, then the column's."""
+        groups = [self.common, *self._groups(column), self.file, self.file.columns[column]]
+        return reduce(combine, [layer for group in groups for layer in group.layers(size)], {})
+
+    def needs(self, column: str, size: Size) -> list[str]:
+        """The data that a column needs, and where it comes from."""
+        return [group.needs[size] for group in self._groups(column) if size in group.needs]
+
+    def all_needs(self, size: Size) -> list[str]:
+        return list(dict.fromkeys(need for column in self.file.columns for need in self.needs(column, size)))
+
+    def heading(self, column: str, size: Size, overrides: Mapping[str, Any] | None = None) -> str:
+        """The column's name, and on which data ours is where that is not the paper's."""
+        stand_ins = [group.instead for group in self._groups(column) if group.instead and size == "laptop"]
+        if overrides and "data" in overrides:
+            stand_ins = [written(overrides["data"])]
+        return f"{column} (ours: {', '.join(stand_ins)})" if stand_ins else column
+
+    def paper(self, measure: str, row: str, column: str) -> str:
+        """The paper's number as its file writes it."""
+        numbers = self.file.numbers.get(measure, {}).get(row)
+        return MISSING if numbers is None else str(numbers[list(self.file.columns).index(column)])
+
+    def count(self) -> presets.Counts:
+        """The numbers of a counted table, from the module beside its file."""
+        module = importlib.import_module(f"{presets.__name__}.{self.name.replace('/', '.')}")
+        counts: presets.Counts = module.counts()
+        return counts
+
+    def _groups(self, column: str) -> list[DataGroup]:
+        return [self.common.groups[name] for name in self.file.columns[column].use]
+
+
+def available() -> list[str]:
+    """Every preset's name, `PAPER/TABLE`."""
+    files = (file.relative_to(PRESETS).with_suffix("") for file in PRESETS.glob("*/*.toml"))
+    return sorted((str(file.as_posix()) for file in files if file.name != COMMON), key=_natural)
+
+
+def _natural(name: str) -> list[str | int]:
+    """A key that sorts table10 after table9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def load_preset(name: str) -> Preset:
+    """One of the presets that come with protofed."""
+    names = available()
+    if name not in names:
+        raise unknown("preset", name, names)
+    return read_preset(PRESETS / f"{name}.toml", name)
+
+
+def read_preset(file: Path, name: str) -> Preset:
+    """A preset's file and its paper's `common.toml`, checked against each other."""
+    shared = file.with_name(f"{COMMON}.toml")
+    common = _parse_file(Common, shared) if shared.is_file() else Common()
+    preset = Preset(name, _parse_file(TableFile, file), common)
+    problem = next(_problems(preset, file), None)
+    if problem is not None:
+        raise ProtofedError(f"{file}: {problem}")
+    return preset
+
+
+def _parse_file(model: type[FileModel], file: Path) -> FileModel:
+    try:
+        return model(**read_toml(file))
+    except pydantic.ValidationError as error:
+        raise ProtofedError(f"{file}: {first_problem(error)}") from None
+
+
+# --- what may be wrong with a file ------------------------------------------------------------------------------------
+def _problems(preset: Preset, file: Path) -> Iterator[str]:
+    yield from _row_problems(preset)
+    yield from _column_problems(preset)
+    yield from _measure_problems(preset, file)
+    yield from _number_problems(preset)
+
+
+def _row_problems(preset: Preset) -> Iterator[str]:
+    file = preset.file
+    if len(set(preset.labels)) < len(file.rows) or not file.rows:
+        yield f"rows={list(file.rows)}: expected one or more, each with a label of its own"
+    if file.laptop_rows and [row_label(row) for row in file.laptop_rows] != preset.labels:
+        yield f"laptop_rows={list(file.laptop_rows)}: expected the labels of rows, {preset.labels}"
+
+
+def _column_problems(preset: Preset) -> Iterator[str]:
+    file = preset.file
+    for name in file.laptop_columns:
+        if name not in file.columns:
+            yield f"laptop_columns: {unknown('column', name, file.columns)}"
+    if len({slug(column) for column in file.columns}) < len(file.columns) or not file.columns:
+        yield f"columns={list(file.columns)}: expected one or more, whose folders differ"
+    for name in (name for column in file.columns.values() for name in column.use):
+        if name not in preset.common.groups:
+            yield str(unknown("group", name, preset.common.groups))
+
+
+def _measure_problems(preset: Preset, file: Path) -> Iterator[str]:
+    if preset.file.counted:
+        if not file.with_suffix(".py").is_file():
+            yield f"counted = true: expected the arithmetic in {file.with_suffix('.py').name} beside this file"
+        return
+    for measure in preset.file.measures:
+        try:
+            measure_column(measure)
+        except ProtofedError as error:
+            yield str(error)
+
+
+def _number_problems(preset: Preset) -> Iterator[str]:
+    columns = len(preset.file.columns)
+    for measure, numbers in preset.file.numbers.items():
+        if measure not in preset.file.measures:
+            yield f"numbers.{measure}: expected one of the measures, {list(preset.file.measures)}"
+        for row, values in numbers.items():
+            if row not in preset.labels:
+                yield f"numbers.{measure}: {unknown('row', row, preset.labels)}"
+            if len(values) != columns:
+                yield f"numbers.{measure}.{row}: {len(values)} numbers for {columns} columns"
+            for value in values:
+                try:
+                    paper_number(str(value))
+                except ValueError:
+                    yield f"numbers.{measure}.{row}: {value!r}; expected a number, 'mean ± deviation' or '–'"
+
+
+# --- what the texts of a file mean ------------------------------------------------------------------------------------
+def row_label(row: str) -> str:
+    """The label of a row, or its method where it has none.
+
+    >>> row_label("Fed-ARPL=fedarpl?client_weight=1"), row_label("fedavg")
+    ('Fed-ARPL', 'fedavg')
+    """
+    name = row.partition("?")[0]
+    return " ".join(name.rpartition("=")[0].split()) or name.strip()
+
+
+def row_method(row: str) -> str:
+    """The method of a row.
+
+    >>> row_method("Fed-ARPL=fedarpl?client_weight=1")
+    'fedarpl'
+    """
+    return row.partition("?")[0].rpartition("=")[2].strip()
+
+
+def slug(column: str) -> str:
+    """The name of a column's folder.
+
+    >>> slug("CIFAR-10 250, Dir 0.5")
+    'cifar-10-250-dir-0.5'
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", column.lower()).strip("-.")
+
+
+def paper_number(text: str) -> float | None:
+    """The mean in a paper's number, or none where the paper gives no number.
+
+    >>> paper_number("92.1 ± 0.3"), paper_number("–")
+    (92.1, None)
+    """
+    return None if text == MISSING else float(text.partition("±")[0])
+
+
+def measure_column(measure: str) -> Column:
+    """The column of a table of results that a measure is read from."""
+    if measure.startswith(SERVER):
+        return Column(measure, measure.removeprefix(SERVER), digits=3)
+    return parse_column(measure)

@@ -1,0 +1,201 @@
+"""Running a plan: each column as a comparison in a folder of its own, and the table written anew after each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...data import Dataset
+from ...disk import write_atomically
+from ...errors import ProtofedError
+from ...results.folder import make_folder
+from ...results.tables import written
+from ..compare import FILE, Comparison, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
+from ..settings import Settings
+from .planning import Plan, plan
+from .preset import slug
+from .table import Reproduction, differences, markdown_table
+
+RECORD = "reproduction.json"
+TABLE = "reproduction.md"
+
+
+def run_plan(
+    plan: Plan, *, out: str | Path | None = None, jobs: int | None = None, watch: Watch | None = None
+) -> Reproduction:
+    """Run what is left of a plan, column by column, and write `reproduction.md` after each.
+
+    Everything that can be refused is refused before anything is written: a folder of another plan, cells that were begun
+    with other settings, data that is missing.
+
+    Args:
+        plan: what to run, from `plan` or `resumed_plan`.
+        out: the folder to write, new or begun before; without it nothing is written.
+        jobs: how many runs at a time.
+        watch: is called with the progress of a cell after each of its rounds.
+
+    Returns:
+        our numbers beside the paper's.
+    """
+    folder = None if out is None else Path(out)
+    if plan.preset.file.counted:
+        return _write_table(_counted(plan), "", folder)
+    folders = {column: None if folder is None else folder / slug(column) for column in plan.columns}
+    if folder is not None and folder.exists():
+        _check_record(plan, folder)
+    for column, column_folder in folders.items():
+        if column_folder is not None and is_comparison(column_folder):
+            _check_cells(column_folder, plan.grids[column])
+    for column, column_folder in folders.items():
+        _check_data(plan, column, column_folder)
+    if folder is not None:
+        _write_record(plan, folder)
+    settings = "" if folder is None else _settings_section(plan)
+    reproduction = Reproduction.empty(plan.preset)
+    for column, column_folder in folders.items():
+        comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
+        heading = plan.preset.heading(column, plan.size, plan.given)
+        reproduction = reproduction.with_column(column, heading, comparison.summaries())
+        _write_table(reproduction, settings, folder)
+    return reproduction
+
+
+def _counted(plan: Plan) -> Reproduction:
+    counts = plan.preset.count()
+    values = {measure: {row: [[v] for v in line] for row, line in rows.items()} for measure, rows in counts.items()}
+    return Reproduction(plan.preset, plan.columns, plan.columns, values)
+
+
+def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
+    if folder is None or not is_comparison(folder):
+        return run_grid(grid, out=folder, jobs=jobs, watch=watch)
+    write_atomically(folder / FILE, json.dumps(grid.record(), indent=1).encode())  # may have other seeds than before
+    return resume_comparison(folder, jobs=jobs, watch=watch)
+
+
+def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], None] | None:
+    """The same watch, which is told of cells as `COLUMN/CELL`."""
+    if watch is None:
+        return None
+
+    def watch_cell(progress: Progress) -> None:
+        watch(replace(progress, cell=f"{column}/{progress.cell}"))
+
+    return watch_cell
+
+
+# --- what is checked before anything is written -----------------------------------------------------------------------
+def _check_cells(folder: Path, grid: Grid) -> None:
+    """Cells that were begun keep their settings; there may be more seeds than before, or fewer."""
+    before = json.loads((folder / FILE).read_text(encoding="utf-8"))["settings"]
+    now = json.loads(json.dumps(grid.record()))["settings"]
+    for cell in before.keys() & now.keys():
+        for key in before[cell].keys() | now[cell].keys():
+            if before[cell].get(key) != now[cell].get(key):
+                raise ProtofedError(
+                    f"{folder / cell}: begun with {key}={before[cell].get(key)!r}, now it is {now[cell].get(key)!r}; "
+                    "choose another --out"
+                )
+
+
+def _check_data(plan: Plan, column: str, folder: Path | None) -> None:
+    """Data that is missing is named, with where it comes from; finished cells need none."""
+    checked = set()
+    for cell, settings in plan.grids[column].cells.items():
+        source = json.dumps([settings.to_dict()["data"], getattr(settings.model, "pretrained", None)])
+        if source in checked or (folder is not None and (folder / cell / "summary.json").is_file()):
+            continue
+        checked.add(source)
+        try:
+            _check_files(settings)
+        except ProtofedError as error:
+            needs = "".join(f"; needs {need}" for need in plan.preset.needs(column, plan.size))
+            hint = "" if len(plan.columns) == 1 else "; --only runs other columns"
+            raise ProtofedError(f"{plan.preset.name}, column {column!r}: {error}{needs}{hint}") from None
+
+
+def _check_files(settings: Settings) -> None:
+    pretrained = getattr(settings.model, "pretrained", None)
+    if pretrained is not None and not Path(pretrained).expanduser().is_file():
+        raise ProtofedError(f"{pretrained}: no such file of pretrained weights")
+    if not isinstance(settings.data, Dataset):
+        settings.data.load()
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+def is_reproduction(folder: Path) -> bool:
+    """Whether a folder is one of `protofed reproduce`."""
+    return (folder / RECORD).is_file()
+
+
+def _record(plan: Plan) -> dict[str, Any]:
+    return {
+        "preset": plan.preset.name,
+        "size": plan.size,
+        "given": plan.given,
+        "columns": plan.columns,
+        "seeds": plan.seeds,
+    }
+
+
+def _check_record(plan: Plan, folder: Path) -> None:
+    """A folder keeps its preset, size and settings."""
+    before, now = read_record(folder), json.loads(json.dumps(_record(plan)))
+    for key in ("preset", "size", "given"):
+        if before[key] != now[key]:
+            raise ProtofedError(f"{folder}: made with {key} {before[key]!r}, not {now[key]!r}; choose another --out")
+
+
+def _write_record(plan: Plan, folder: Path) -> None:
+    text = json.dumps(_record(plan), indent=1)
+    if folder.exists():
+        write_atomically(folder / RECORD, text.encode())
+    else:
+        make_folder(folder, {RECORD: text.encode()}).release()
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Preset, size, settings of the command line, columns and seeds with which a folder was last run."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return {key: record[key] for key in ("preset", "size", "given", "columns", "seeds")}
+    except FileNotFoundError:
+        raise ProtofedError(
+            f"{folder}: exists, and is no folder of `protofed reproduce` (it has no {RECORD})"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ProtofedError(f"{folder / RECORD}: not readable ({type(error).__name__}: {error})") from None
+
+
+def resumed_plan(folder: Path) -> Plan:
+    """The plan that a folder was last run with."""
+    record = read_record(folder)
+    whole = plan(record["preset"], size=record["size"], seeds=record["seeds"], given=record["given"])
+    return replace(whole, grids={column: whole.grids[column] for column in record["columns"]})
+
+
+def _write_table(reproduction: Reproduction, settings: str, folder: Path | None) -> Reproduction:
+    """Write `reproduction.md`: the tables, the notes, and how the two sizes differ."""
+    if folder is None:
+        return reproduction
+    file = reproduction.preset.file
+    notes = "\n## Notes\n\n" + "\n".join(f"- {note}" for note in file.notes) + "\n" if file.notes else ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = f"# {file.title}\n\n{reproduction.markdown()}{notes}{settings}"
+        write_atomically(folder / TABLE, text.encode())
+    except OSError as error:
+        raise ProtofedError(f"{folder / TABLE}: cannot be written ({error.strerror})") from None
+    return reproduction
+
+
+def _settings_section(plan: Plan) -> str:
+    overrides = "".join(f" {key}={written(value)}" for key, value in plan.given.items()) or " none"
+    table = markdown_table(["setting", "laptop", "paper", "columns"], differences(plan.preset))
+    return (
+        f"\n## Settings\n\nSize {plan.size}, seeds {', '.join(map(str, plan.seeds))}; given with the command:{overrides}. "
+        f"The run folders beside this file hold every setting. What differs between the two sizes:\n\n{table}\n"
+    )

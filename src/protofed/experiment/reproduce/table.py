@@ -1,0 +1,127 @@
+"""Ours beside the paper's: the tables of a reproduction, and what differs between a preset's two sizes."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...results.tables import MISSING, mean_and_deviation, written
+from ..settings import Settings, combine
+from .planning import column_grid
+from .preset import SERVER, SIZES, Preset, measure_column, paper_number
+
+Values = dict[str, dict[str, list[list[float]]]]  # by measure and row: for each column what the seeds gave
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Our numbers of a preset, which its tables set beside the paper's."""
+
+    preset: Preset
+    columns: list[str]
+    headings: list[str]
+    values: Values
+
+    @classmethod
+    def empty(cls, preset: Preset) -> Reproduction:
+        """A reproduction of which no column has been measured yet."""
+        return cls(preset, [], [], {measure: {row: [] for row in preset.labels} for measure in preset.file.measures})
+
+    def with_column(self, column: str, heading: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Reproduction:
+        """This reproduction and one more column, from the summaries of each row's runs."""
+        values = {
+            measure: {row: [*columns, _measured_values(runs[row], measure)] for row, columns in rows.items()}
+            for measure, rows in self.values.items()
+        }
+        return Reproduction(self.preset, [*self.columns, column], [*self.headings, heading], values)
+
+    def tables(self) -> list[tuple[str, list[list[str]]]]:
+        """For each measure its title and its lines, the first of which is the header."""
+        return [(_title(self.preset, measure), self._lines(measure)) for measure in self.preset.file.measures]
+
+    def _lines(self, measure: str) -> list[list[str]]:
+        digits = 2 if self.preset.file.counted else measure_column(measure).digits
+        lines = [["", *self.headings]]
+        for row in self.preset.labels:
+            ours = self.values.get(measure, {}).get(row, [[] for _ in self.columns])
+            papers = [self.preset.paper(measure, row, column) for column in self.columns]
+            lines.append([row, *(_cell(v, p, digits) for v, p in zip(ours, papers, strict=True))])
+        return lines
+
+    def markdown(self, level: int = 2) -> str:
+        """The tables. A cell has ours, the paper's and the difference."""
+        parts = []
+        for title, (header, *lines) in self.tables():
+            table = markdown_table(header, lines, align="---:")
+            parts.append(f"{'#' * level} {title}\n\n{table}\n")
+        return "\n".join(parts)
+
+
+def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], align: str = "---") -> str:
+    """A table in Markdown; `align` is the mark under every heading but the first."""
+    marks = ["---", *(align for _ in header[1:])]
+    rows = [header, marks, *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _title(preset: Preset, measure: str) -> str:
+    if preset.file.counted:
+        return f"{measure}: ours / paper / difference"
+    column = measure_column(measure)
+    return f"{column.title}{', in %' if column.scale == 100 else ''}: ours / paper / difference"
+
+
+def _cell(values: Sequence[float], paper: str, digits: int) -> str:
+    ours = mean_and_deviation(values, digits) if values else MISSING
+    number = paper_number(paper)
+    if number is None:
+        return ours
+    if not values:
+        return f"{ours} / {paper}"
+    difference = round(statistics.fmean(values) - number, digits) + 0.0  # adding nought turns −0.0 into 0.0
+    shown = f"{difference:+,.{digits}f}".replace("-", "−")
+    return f"{ours} / {paper} / {shown}"
+
+
+def _measured_values(runs: Sequence[Mapping[str, Any]], measure: str) -> list[float]:
+    """What the runs gave, in the unit of the table."""
+    if measure.startswith(SERVER):
+        values = [run.get("measures", {}).get(measure.removeprefix(SERVER)) for run in runs]
+    else:
+        values = [measure_column(measure).value(run) for run in runs]
+    return [value for value in values if value is not None]
+
+
+def differences(preset: Preset) -> list[tuple[str, str, str, str]]:
+    """What differs between the two sizes of a preset, whatever the command line overrides.
+
+    Returns:
+        lines of: the setting, its value at laptop size, its value at the paper's, and in which columns.
+    """
+    all_columns = list(preset.file.columns)
+    columns_of: dict[tuple[str, str, str], list[str]] = {}
+    laptop_seeds, paper_seeds = (str(preset.file.seeds[size]) for size in SIZES)
+    if laptop_seeds != paper_seeds:
+        columns_of["seeds", laptop_seeds, paper_seeds] = all_columns
+    for column in all_columns:
+        grids = [column_grid(preset, column, size, 1, {}) for size in SIZES]
+        for laptop, paper in zip(*(grid.cells.values() for grid in grids), strict=True):
+            for difference in _cell_differences(_flat(laptop), _flat(paper)):
+                columns = columns_of.setdefault(difference, [])
+                columns += [column] if column not in columns else []
+    return [(*key, "all" if columns == all_columns else ", ".join(columns)) for key, columns in columns_of.items()]
+
+
+def _cell_differences(laptop: Mapping[str, Any], paper: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+    for key in [*laptop, *(key for key in paper if key not in laptop)]:
+        if laptop.get(key) != paper.get(key):
+            left, right = (written(settings[key]) if key in settings else MISSING for settings in (laptop, paper))
+            yield key, left, right
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    flat = combine(settings.to_dict(), {})
+    return {re.sub(r"^method\.", f"{settings.method.name}.", key): value for key, value in flat.items()}
