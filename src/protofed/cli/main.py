@@ -91,7 +91,7 @@ def _root(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(run.run, run.compare, run.sweep, run.reproduce),
-    *(report.table, report.confusion, report.report, report.watch, report.figures),
+    *(report.table, report.confusion, report.report, report.watch, report.figures, report.pack),
     *(run.resume, bench, show.methods, show.models, show.settings),
 )
 for command in COMMANDS:

@@ -143,3 +143,14 @@ def figures(
 
     for file in write_figures(folder, format.value, width.value, out, projection.value):
         make_console().print(str(file), soft_wrap=True, markup=False)
+
+
+def pack(
+    folder: Path,
+    out: Annotated[Path, typer.Argument(help="The folder to write; it must not hold anything yet.")],
+) -> None:
+    """Write a comparison as few files, to keep and to share: `protofed pack runs/NAME results/NAME`."""
+    from ..results.archive import pack as pack_comparison
+
+    for file in pack_comparison(folder, out):
+        make_console().print(str(file), soft_wrap=True, markup=False)

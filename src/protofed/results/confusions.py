@@ -12,6 +12,7 @@ import pydantic
 
 from ..errors import ProtofedError, first_problem
 from ..evaluate.confusion import Confusion
+from .archive import is_archive, read_archive
 from .folder import COMPARISON, CONFUSIONS, SETTINGS
 
 By = Literal["head", "prototype"]
@@ -71,9 +72,14 @@ def read_confusions(folder: Path, by: By | None = None) -> Confusions:
     Unless `by` says otherwise, what the head predicts, or the prototypes where no head is trained.
     """
     if not folder.is_dir():
-        raise ProtofedError(f"{folder}: no such run folder")
+        stored = read_archive(folder.parent).get(folder.name) if is_archive(folder.parent) else None
+        if stored is None or stored.confusions is None:
+            raise ProtofedError(f"{folder}: no such run folder")
+        return parse_confusions(folder / CONFUSIONS, stored.confusions, by)
     if (folder / COMPARISON).is_file():
         runs = sorted(path.parent for path in folder.glob(f"*/{CONFUSIONS}"))
+        if is_archive(folder):
+            runs = sorted(folder / name for name, run in read_archive(folder).items() if run.confusions is not None)
         example = f", for instance {runs[0]}" if runs else ""
         raise ProtofedError(f"{folder}: this is a comparison; name one of its runs{example}")
     file = folder / CONFUSIONS
@@ -84,9 +90,16 @@ def read_confusions(folder: Path, by: By | None = None) -> Confusions:
             f"{folder}: it has no {CONFUSIONS}; the run has not come to a checkpoint yet, or an earlier version made it"
         )
     try:
-        stored = _File.model_validate_json(file.read_bytes())
+        return parse_confusions(file, file.read_bytes(), by)
     except OSError as error:
         raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
+
+
+def parse_confusions(file: Path, text: str | bytes, by: By | None = None) -> Confusions:
+    """Confusions from the text of a `confusion.json`; `file` is what errors name."""
+    folder = file.parent
+    try:
+        stored = _File.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{file}: not readable ({first_problem(error)})") from None
     ways: tuple[By, ...] = ("head", "prototype")

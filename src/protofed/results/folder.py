@@ -309,8 +309,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     """A run's settings as they stand in its folder."""
     file = path / SETTINGS
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_settings(file, file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise ProtofedError(f"{file}: not readable ({error})") from None
+
+
+def parse_settings(file: Path, text: str) -> dict[str, Any]:
+    """Settings from the text of a `settings.toml`; `file` is what errors name."""
+    try:
+        return tomllib.loads(text)
     except ValueError as error:
         raise ProtofedError(f"{file}: not readable ({error})") from None

@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from .. import disk
 from ..errors import ProtofedError
+from .archive import ArchivedRun, is_archive, read_archive, read_summaries
 from .comparison import Record, read_record
-from .confusions import By, Confusions, read_confusions
-from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_is_run, read_settings
+from .confusions import By, Confusions, parse_confusions, read_confusions
+from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_is_run, parse_settings, read_settings
 from .rows import CLIENTS, EVALUATIONS, FORMAT, ROUNDS, ROW_FILES, SUMMARY, JsonRow, problem_of, rough_problem_of
 from .tables import Row
 
@@ -37,9 +38,10 @@ class Reader:
             raise ProtofedError(text)
         self.notes.append(text)
 
-    def settings(self, path: Path) -> dict[str, Any]:
+    def settings(self, path: Path, text: str | None = None) -> dict[str, Any]:
+        """A run's settings, from its folder or from the text that an archive holds."""
         try:
-            return read_settings(path)
+            return read_settings(path) if text is None else parse_settings(path / SETTINGS, text)
         except ProtofedError as error:
             self.problem(str(error))
             return {}
@@ -115,6 +117,7 @@ class Run:
     clients: Sequence[JsonRow]
     summary: JsonRow | None
     notes: list[str] = field(default_factory=list)
+    archived_confusions: str | None = None
 
     @property
     def name(self) -> str:
@@ -140,9 +143,12 @@ class Run:
 
     def confusions(self, by: By | None = None) -> Confusions | None:
         """None where there is no such file yet, or (with a note) where it is not readable."""
-        if not (self.path / CONFUSIONS).is_file():
+        file = self.path / CONFUSIONS
+        if self.archived_confusions is None and not file.is_file():
             return None
         try:
+            if self.archived_confusions is not None:
+                return parse_confusions(file, self.archived_confusions, by)
             return read_confusions(self.path, by)
         except ProtofedError as error:
             note = str(error)
@@ -270,21 +276,57 @@ def _read_comparison(path: Path) -> Folder:
         record = read_record(path)
     except ProtofedError as error:
         return _read_loose(path, [f"{error}; the runs are grouped by their folders' names"])
+    archive = read_archive(path) if is_archive(path) else None
     variants = [
         VariantRuns(
-            variant.label, variant.method, variant.settings, list(_runs_of(path, record, k)), record.failures_of(k)
+            variant.label,
+            variant.method,
+            variant.settings,
+            list(_runs_of(path, record, k, archive)),
+            record.failures_of(k),
         )
         for k, variant in enumerate(record.variants)
     ]
     return Folder(path, True, variants, record.columns, len(record.variants) * len(record.seeds))
 
 
-def _runs_of(path: Path, record: Record, which: int) -> Iterable[Run]:
+def _runs_of(path: Path, record: Record, which: int, archive: Mapping[str, ArchivedRun] | None) -> Iterable[Run]:
     variant = record.variants[which]
     for seed in record.seeds:
         place = path / variant.cell(seed)
-        if is_run(place):
+        if archive is not None and place.name in archive:
+            yield _archived_run(place, archive[place.name], variant.label, seed)
+        elif is_run(place):
             yield read_run(place, variant.label, seed)
+
+
+def _archived_run(place: Path, run: ArchivedRun, label: str, seed: int) -> Run:
+    reader = Reader()
+    settings = reader.settings(place, run.settings)
+    rows = {name: reader.parsed(place / name, run.lines[name]) for name in ROW_FILES}
+    summary = None if run.summary is None else reader.checked_summary(place / SUMMARY, run.summary)
+    return replace(_run(place, label, seed, settings, rows, summary, reader.notes), archived_confusions=run.confusions)
+
+
+def read_rows(path: Path) -> tuple[list[Row], list[str] | None]:
+    """Read strictly what a comparison's table needs: its finished runs, and the columns it was started with."""
+    record = read_record(path)
+    reader = Reader(strict=True)
+    stored = read_summaries(path) if is_archive(path) else None
+    rows = []
+    for k, variant in enumerate(record.variants):
+        runs = []
+        for seed in record.seeds:
+            file = path / variant.cell(seed) / SUMMARY
+            if stored is not None and variant.cell(seed) in stored:
+                runs.append(reader.checked_summary(file, stored[variant.cell(seed)]))
+            elif file.is_file():
+                runs.append(reader.summary(file))
+        summaries = [run for run in runs if run is not None]
+        rows.append(Row(variant.label, variant.method, variant.settings, summaries, record.failures_of(k)))
+    if not any(row.runs for row in rows):
+        raise ProtofedError(f"{path}: no run of this comparison has finished; `protofed resume {path}`")
+    return rows, record.columns
 
 
 def _read_loose(path: Path, notes: list[str]) -> Folder:

@@ -1,0 +1,118 @@
+"""A comparison in few files, to keep and to share: its record, its table, its summaries, and all rows in one file.
+
+| file | what is in it |
+| --- | --- |
+| `comparison.json` | variants, seeds and settings, as the comparison wrote it |
+| `table.md` | the table |
+| `summaries.json` | the summary of every finished run, by the name of its folder |
+| `rows.jsonl.xz` | every row of every run, with its settings and confusions: `{"run": …, "file": …, "content": …}` |
+
+Everything that reads a comparison's folder reads an archive too.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import disk
+from ..errors import ProtofedError
+from .comparison import FAILED, read_record
+from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_free
+from .rows import ROW_FILES, SUMMARY
+
+ROWS, SUMMARIES, TABLE = "rows.jsonl.xz", "summaries.json", "table.md"
+
+
+@dataclass
+class ArchivedRun:
+    """The files of one run: lines of rows, the settings' text and the confusions, by the name of the file."""
+
+    lines: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in ROW_FILES})
+    settings: str = ""
+    confusions: str | None = None
+    summary: Any = None
+
+
+def is_archive(folder: Path) -> bool:
+    """Whether a folder holds an archive."""
+    return (folder / ROWS).is_file() and (folder / SUMMARIES).is_file()
+
+
+def pack(folder: Path, out: Path) -> list[Path]:
+    """Write a comparison's folder as an archive.
+
+    Args:
+        folder: A comparison's folder.
+        out: The folder to write; it must not hold anything yet.
+
+    Returns:
+        The files that were written.
+
+    Example: `pack(Path("runs/digits"), Path("results/digits"))`
+    """
+    record = read_record(folder)
+    check_free(out)
+    cells = [variant.cell(seed) for variant in record.variants for seed in record.seeds]
+    cells = [cell for cell in cells if (folder / cell / SETTINGS).is_file()]
+    with disk.writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        summaries = {}
+        for cell in cells:
+            if (folder / cell / SUMMARY).is_file():
+                summaries[cell] = json.loads((folder / cell / SUMMARY).read_text(encoding="utf-8"))
+        lines = [f"{json.dumps(cell)}: {json.dumps(summary)}" for cell, summary in summaries.items()]
+        disk.write_atomically(out / SUMMARIES, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+        text = "".join(json.dumps(entry) + "\n" for cell in cells for entry in _entries(folder, cell))
+        disk.write_atomically(out / ROWS, lzma.compress(text.encode(), preset=9))
+        for name in (COMPARISON, FAILED, TABLE):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, out / name)
+    return sorted(out.iterdir())
+
+
+def _entries(folder: Path, cell: str) -> Iterator[dict[str, Any]]:
+    place = folder / cell
+    yield {"run": cell, "file": SETTINGS, "content": (place / SETTINGS).read_text(encoding="utf-8")}
+    for name in ROW_FILES:
+        if (place / name).is_file():
+            for line in (place / name).read_text(encoding="utf-8").splitlines():
+                yield {"run": cell, "file": name, "content": json.loads(line)}
+    if (place / CONFUSIONS).is_file():
+        yield {"run": cell, "file": CONFUSIONS, "content": json.loads((place / CONFUSIONS).read_text(encoding="utf-8"))}
+
+
+def read_summaries(folder: Path) -> dict[str, Any]:
+    """The summaries of an archive, by the name of the run."""
+    file = folder / SUMMARIES
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ProtofedError(f"{file}: not readable ({error})") from None
+
+
+def read_archive(folder: Path) -> dict[str, ArchivedRun]:
+    """All of an archive, by the name of the run."""
+    runs: dict[str, ArchivedRun] = {}
+    file = folder / ROWS
+    try:
+        with lzma.open(file, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                entry = json.loads(line)
+                run = runs.setdefault(entry["run"], ArchivedRun())
+                if entry["file"] == SETTINGS:
+                    run.settings = entry["content"]
+                elif entry["file"] == CONFUSIONS:
+                    run.confusions = json.dumps(entry["content"])
+                else:
+                    run.lines[entry["file"]].append(json.dumps(entry["content"]) + "\n")
+    except (OSError, ValueError, KeyError, TypeError, EOFError, lzma.LZMAError) as error:
+        raise ProtofedError(f"{file}: not readable ({type(error).__name__}: {error})") from None
+    for name, summary in read_summaries(folder).items():
+        runs.setdefault(name, ArchivedRun()).summary = summary
+    return runs
