@@ -88,6 +88,6 @@ def test_a_changed_summary_is_noticed(compared, tmp_path):
     summaries = json.loads(file.read_text())
     summaries["fedproto-seed1234"]["last_five"]["accuracy_head"] = 0.99
     file.write_text(json.dumps(summaries))
-    with pytest.raises(ProtofedError, match="fedproto-seed1234/summary.json: .*damaged"):
+    with pytest.raises(ProtofedError, match=r"fedproto-seed1234/summary.json: .*damaged"):
         read_rows(tmp_path / "a")
     assert any("damaged" in note for note in read_folder(tmp_path / "a").notes())
