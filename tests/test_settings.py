@@ -77,7 +77,9 @@ def test_a_loss_weight_is_a_number_or_a_schedule(tmp_path):
         ("mlp?embedding=32", {"name": "mlp", "embedding": 32}),
         ("mlp?hidden=64&embedding=16", {"name": "mlp", "hidden": [64], "embedding": 16}),
         ("bert:minilm?trainable_layers=2", {"name": "bert", "path": "minilm", "trainable_layers": 2}),
-        ("resnet18?", {"name": "resnet18"}),
+        ("resnet18", {"name": "resnet18"}),
+        ("mlp?hidden=[64,32]", {"name": "mlp", "hidden": [64, 32]}),
+        ("mlp?hidden=64,32&embedding=16", {"name": "mlp", "hidden": [64, 32], "embedding": 16}),
     ],
 )
 def test_a_model_with_its_settings_in_one_word(written, meant):
@@ -159,6 +161,7 @@ def test_keys_of_other_compared_methods_are_passed_over():
         ({"feed": "paired"}, ["feed"]),
         ({"scale": -1}, ["scale"]),
         ({"scale": "big"}, ["scale", "number"]),
+        ({"model": "resnet18?"}, ["resnet18?", "key=value"]),
         ({"model": "mlp?embedding"}, ["mlp?embedding", "key=value", "'embedding'"]),
         ({"model": "mlp?embeding=3"}, ["embeding", "did you mean 'embedding'"]),
         ({"models": ["cnn", "mpl"]}, ["mpl", "did you mean 'mlp'"]),

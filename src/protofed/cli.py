@@ -23,18 +23,17 @@ from .experiment import run as run_method
 from .experiment.compare import (
     Comparison,
     Grid,
-    compare_grid,
     is_comparison,
+    make_grid,
     parse_axes,
     parse_words,
     read_comparison,
     read_rows,
     resume_comparison,
     run_grid,
-    sweep_grid,
 )
 from .experiment.run import Result, prepare_data
-from .experiment.settings import General, combine, parse_pairs, read_toml, resolve
+from .experiment.settings import combine, general_keys, parse_pairs, read_toml, resolve
 from .parts import Reduce
 from .registry import as_text
 from .report import (
@@ -171,7 +170,7 @@ def compare(
     _load(load)
     names, given = parse_words(methods_and_settings or ())
     numbers, shown = parse_seeds(seeds), parse_columns(columns)
-    grid = compare_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
+    grid = make_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
     _run_grid(grid, out or _fresh("compare"), jobs)
 
 
@@ -190,7 +189,7 @@ def sweep(
     _load(load)
     names, given = parse_words(methods_and_settings or ())
     axes, numbers, shown = parse_axes(over or []), parse_seeds(seeds), parse_columns(columns)
-    grid = sweep_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
+    grid = make_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
     _run_grid(grid, out or _fresh("sweep"), jobs)
 
 
@@ -204,6 +203,14 @@ def _print_comparison(result: Comparison) -> None:
     console = make_console()
     _print_table(result.rows(), result.columns)
     console.print(f"run folders: {result.folder}", soft_wrap=True)
+    if result.failures:
+        make_console(stderr=True).print(
+            f"failed: {', '.join(result.failures)}; `protofed resume {result.folder}` tries them again",
+            style="red",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
 
 
 def _print_table(rows: list[Row], columns: list[str] | None) -> None:
@@ -488,8 +495,8 @@ def list_models() -> None:
 def list_settings() -> None:
     """List the general settings with their defaults; `methods`, `models` and `data` list the rest."""
     table = Table("setting", "default", "what it is")
-    for name, field in General.model_fields.items():
-        table.add_row(name, str(field.default), field.description)
+    for name, (default, description) in general_keys().items():
+        table.add_row(name, str(default), description)
     make_console().print(table)
 
 

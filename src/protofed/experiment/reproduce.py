@@ -30,13 +30,13 @@ from ..registry import first_problem
 from ..report import Row, parse_column, written
 from ..report.tables import MISSING, Column, mean_and_deviation
 from .compare import (
-    FILE,
+    ComparisonFolder,
     Grid,
     Progress,
     Variant,
     Watch,
-    compare_grid,
     is_comparison,
+    make_grid,
     parse_entries,
     read_rows,
     resume_comparison,
@@ -308,7 +308,7 @@ def _grid(preset: Preset, column: str, size: Size, seeds: Sequence[int] | int, g
         raise ProtofedError(f"{preset.name} compares {', '.join(absent)}, which is not among the methods here")
     settings = combine(preset.settings(column, size), given)
     try:
-        return compare_grid(rows, local=False, seeds=seeds, given=settings)
+        return make_grid(rows, seeds=seeds, given=settings)
     except ProtofedError as error:
         raise ProtofedError(f"{preset.name}, {column}: {error}") from None
 
@@ -401,7 +401,7 @@ def run_plan(
 def _run_column(grid: Grid, place: Path | None, jobs: int | None, watch: Watch | None) -> Any:
     if place is None or not is_comparison(place):
         return run_grid(grid, out=place, jobs=jobs, watch=watch)
-    write_atomically(place / FILE, json.dumps(grid.record(), indent=1).encode())  # may have other seeds than before
+    ComparisonFolder(place).write(grid.record())  # may have other seeds than before
     return resume_comparison(place, jobs=jobs, watch=watch)
 
 
@@ -456,8 +456,8 @@ def resumed_plan(folder: Path) -> Plan:
 
 def _check_same(place: Path, grid: Grid) -> None:
     """Cells that were begun keep their settings; there may be more seeds than before, or fewer."""
-    before = json.loads((place / FILE).read_text(encoding="utf-8"))["settings"]
-    now = json.loads(json.dumps(grid.record()))["settings"]
+    before = ComparisonFolder(place).read().settings
+    now = json.loads(grid.record().to_json())["settings"]
     for cell in before.keys() & now.keys():
         for key in before[cell].keys() | now[cell].keys():
             if before[cell].get(key) != now[cell].get(key):

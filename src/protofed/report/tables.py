@@ -7,7 +7,7 @@ import io
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from rich.table import Table
@@ -26,12 +26,13 @@ CAPTION = "Mean over clients, mean of the last five evaluations, mean ± standar
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: what it is, and the summaries of those of its runs that have finished."""
+    """One variant: what it is, the summaries of those of its runs that have finished, and why others failed, by seed."""
 
     label: str
     method: str
     settings: Mapping[str, Any]  # that differ between the variants
     runs: Sequence[Mapping[str, Any]]
+    failures: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,10 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
     behind = [f"{row.label} ({len(row.runs)} of {most})" for row in rows if len(row.runs) < most]
     if behind:
         lines.append(f"fewer seeds than the others, and not ranked: {', '.join(behind)}")
+    for row in rows:
+        for reason in dict.fromkeys(row.failures.values()):
+            seeds = [str(seed) for seed, why in row.failures.items() if why == reason]
+            lines.append(f"failed: {row.label}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {reason}")
     for column in _chosen(rows, columns):
         if not any(column.by_seed(row) for row in rows):
             lines.append(f"{column.key}: no run has measured it")
