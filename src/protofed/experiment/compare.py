@@ -160,8 +160,7 @@ def _run(grid: Grid, folder: ComparisonFolder | None, jobs: int | None, watch: W
                 folder.write_failures(failures)
     if not results:
         cell, reason = next(iter(failures.items()))
-        others = f" (the other {len(failures) - 1} runs failed too)" if len(failures) > 1 else ""
-        raise ProtofedError(f"{cell}: {reason}{others}")
+        raise ProtofedError(f"{cell}: {reason}" + (f" (all {len(failures)} runs failed)" if len(failures) > 1 else ""))
     found = {v.label: [results[c] for seed in grid.seeds if (c := v.cell(seed)) in results] for v in grid.variants}
     failures = {cell: failures[cell] for cell in grid.cells if cell in failures}
     comparison = Comparison(
