@@ -58,7 +58,13 @@ class Entry(NamedTuple):
 
 def parse_value(text: str) -> Any:
     """A value: `parse_value("0.1") == 0.1`, `parse_value("64,32") == [64, 32]`, `parse_value("iid") == "iid"`."""
-    text = text.strip()
+    try:
+        return _value(text.strip())
+    except RecursionError:
+        raise ProtofedError(f"{text.strip()[:20]}…: brackets are nested too deeply") from None
+
+
+def _value(text: str) -> Any:
     try:
         document = tomllib.loads(f"value = [{text}]")  # in brackets, so that a # cannot make a comment of the rest
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -71,9 +77,9 @@ def parse_value(text: str) -> Any:
     if parts is None:  # of quotes and brackets that do not match nothing is made
         return text
     if len(parts) > 1 and not _is_path(text):
-        return [parse_value(part) for part in _whole(parts, repr(text), ",")]
+        return [_value(part) for part in _whole(parts, repr(text), ",")]
     if len(parts) == 1 and text.startswith("[") and text.endswith("]"):
-        return [parse_value(part) for part in split(text[1:-1], ",", repr(text))] if text[1:-1].strip() else []
+        return [_value(part) for part in split(text[1:-1], ",", repr(text))] if text[1:-1].strip() else []
     return text
 
 
@@ -192,13 +198,22 @@ def _whole(parts: list[str], where: str, at: str) -> list[str]:
 
 def write_value(value: Any) -> str:
     """A value as a person would write it: `parse_value` reads it back."""
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(write_value, value)) + "]"
+    if isinstance(value, str) and PLAIN.fullmatch(value) and parse_value(value) == value:
+        return value
+    return _toml(value)
+
+
+def _toml(value: Any) -> str:
+    """A value of TOML in one line."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {write_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(write_value, value)) + "]"
-    if isinstance(value, str) and (not PLAIN.fullmatch(value) or parse_value(value) != value):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return str(value)
 
