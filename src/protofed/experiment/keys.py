@@ -145,7 +145,7 @@ def unknown_setting(key: str, chosen: Mapping[str, Any], options: Iterable[str])
         return _fixed_part(head, chosen["method"])
     places = [text for kind in REGISTRIES if (text := _whose(head, kind, chosen.get(kind)))]
     if places:
-        return ProtofedError(f"unknown setting {key!r} here: {'; '.join(places)}")
+        return ProtofedError(f"unknown setting {key!r} here: {'; or '.join(places)}")
     near = nearest(key, {*GENERAL, *REGISTRIES, *options}, 3)
     meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     return ProtofedError(f"unknown setting {key!r}; {meant}`protofed settings` lists the general ones")
