@@ -17,12 +17,11 @@ from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     Progress,
     Variant,
-    compare_grid,
+    make_grid,
     parse_entries,
     parse_words,
     read_rows,
     resume_comparison,
-    sweep_grid,
 )
 
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
@@ -31,7 +30,7 @@ PAIRS = [f"{key}={value}" for key, value in {**QUICK, **FIXED}.items()]
 
 
 def grid(*names, seeds=1, config=None, local=True, **settings):
-    return compare_grid(names, local=local, seeds=seeds, config=config, given=settings)
+    return make_grid(names, local=local, seeds=seeds, config=config, given=settings)
 
 
 def labels(made):
@@ -184,7 +183,7 @@ def test_two_entries_may_come_to_the_same_settings():
     first, *rest = of(made, lambda s: s.to_dict())[1:]
     assert rest == [first, first] and len(made.cells) == 4
     with pytest.raises(ProtofedError, match=r"'x epochs=1' and 'x epochs=1\.0' are the same settings"):
-        sweep_grid(["x=fedavg?lr=1"], over={"epochs": [1, 1.0]}, seeds=1, given={})
+        make_grid(["x=fedavg?lr=1"], over={"epochs": [1, 1.0]}, seeds=1, given={})
 
 
 def test_data_in_memory_stays():
@@ -283,7 +282,7 @@ def test_a_file_lists_the_methods(tmp_path):
 
 
 def test_a_sweep_of_entries():
-    made = sweep_grid(
+    made = make_grid(
         ["fedavg", "upper bound=fedavg?labels=all", "fedsap?epochs=2"],
         over={"lr": [0.1, 0.2], "scale": [8]},
         seeds=1,
@@ -305,12 +304,12 @@ def test_a_sweep_of_entries():
 @pytest.mark.parametrize("key", ["lr", "scale", "method.scale", "fedsap.scale"])
 def test_a_key_of_an_entry_cannot_be_an_axis_too(key):
     with pytest.raises(ProtofedError, match=f"^'x': '{key}' is given as a setting, and '[a-z.]+' as an axis"):
-        sweep_grid(["fedsap", f"x=fedsap?{key}=1"], over={"lr": [0.1], "fedsap.scale": [8]}, seeds=1, given={})
+        make_grid(["fedsap", f"x=fedsap?{key}=1"], over={"lr": [0.1], "fedsap.scale": [8]}, seeds=1, given={})
 
 
 def test_a_label_that_an_axis_makes_too():
     with pytest.raises(ProtofedError, match="two variants are called 'fedsap scale=8'"):
-        sweep_grid(["fedsap", "fedsap scale=8=fedavg"], over={"fedsap.scale": [8]}, seeds=1, given={})
+        make_grid(["fedsap", "fedsap scale=8=fedavg"], over={"fedsap.scale": [8]}, seeds=1, given={})
 
 
 # --- running, and going on --------------------------------------------------------------------------------------------
@@ -352,7 +351,7 @@ def test_without_local_in_python():
 
 def test_progress_of_a_method_without_a_head(monkeypatch):
     """Its accuracy is the one in its own way."""
-    module = importlib.import_module("protofed.experiment.compare")  # the package has a function of that name
+    module = importlib.import_module("protofed.experiment.cells")
     run = module.run
 
     def without_head(settings, out, watch):

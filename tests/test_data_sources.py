@@ -10,6 +10,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ import protofed.data
 from protofed.data import Dataset, load, sources
 from protofed.data.cifar import read_batch
 from protofed.data.idx import read_idx
+from protofed.data.sources import source_of
 from protofed.errors import ProtofedError
+from protofed.experiment.settings import resolve
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,110 @@ def refusal(make: Callable[[], object]) -> str:
     text = str(caught.value)
     assert "\n" not in text, "one line"
     return text
+
+
+# --- what stands for a data set, and labels ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("digits", ("digits", {})),
+        ("DIGITS", ("DIGITS", {})),
+        ("a/b.npz", ("npz", {"path": "a/b.npz"})),
+        ("A.NPZ", ("npz", {"path": "A.NPZ"})),
+        (Path("a.npz"), ("npz", {"path": "a.npz"})),
+        ("notes.csv", ("text", {"path": "notes.csv"})),
+        ("notes.JSONL.gz", ("text", {"path": "notes.JSONL.gz"})),
+        ("hub:owner/set", ("hub", {"path": "owner/set"})),
+        ("pictures", ("folder", {"path": "pictures"})),
+        ("~/pictures", ("folder", {"path": "~/pictures"})),
+    ],
+)
+def test_one_rule_for_what_stands_for_a_data_set(
+    written: str | Path, meant: tuple[str, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home" / "pictures").mkdir(parents=True)
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert source_of(written) == meant
+    chosen = resolve("fedavg", {"data": written}).data
+    assert (chosen.name, getattr(chosen, "path", None)) == (meant[0].lower(), meant[1].get("path"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((np.zeros((4, 2)), np.zeros(4)), "data is tuple;"),
+        ([np.zeros((4, 2)), np.zeros(4)], "data is list;"),
+        (np.zeros((4, 2)), "data is ndarray of shape (4, 2);"),
+        (torch.zeros(4, 2), "data is Tensor of shape (4, 2);"),
+        (torch.utils.data.TensorDataset(torch.zeros(4, 2)), "data is TensorDataset;"),
+        (torch.utils.data.DataLoader([1]), "data is DataLoader;"),
+        (7, "data is 7;"),
+        (None, "data is NoneType;"),
+    ],
+)
+def test_data_in_another_form_is_one_line_that_says_how(given: Any, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('data = "digits"\n')
+    calls: list[Callable[[], object]] = [
+        lambda: load(given),
+        lambda: protofed.run("fedavg", data=given),
+        lambda: protofed.run("fedavg", config=file, data=given),
+        lambda: protofed.compare(["fedavg"], data=given),
+        lambda: protofed.sweep(["fedavg"], over={"data": [given]}),
+    ]
+    for call in calls:
+        text = refusal(call)
+        assert text.startswith(said) or given is None or isinstance(given, tuple)
+        assert "pf.data.Dataset.from_arrays(x, y)" in text
+
+
+def test_a_data_frame_is_one_line_that_says_how() -> None:
+    pandas = pytest.importorskip("pandas")
+    text = refusal(lambda: protofed.run("fedavg", data=pandas.DataFrame({"a": [1.0, 2.0], "y": [0, 1]})))
+    assert text.startswith("data is DataFrame of shape (2, 2); expected a name, a path or a Dataset")
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "a/" * 3000, "~nobody-at-all/pictures", "a\0b"])
+def test_a_path_that_cannot_be_one_is_one_line(text: str) -> None:
+    assert "data" in refusal(lambda: load(text))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "said"),
+    [
+        (
+            [1, 2, 3],
+            None,
+            "run from 1 to 3, which would be 4 classes, and no sample has the label 0; expected 3 classes",
+        ),
+        (
+            [0, 1, 5],
+            None,
+            "run from 0 to 5, which would be 6 classes, and no sample has the label 2; expected 3 classes",
+        ),
+        (
+            [0, 1, 10**8],
+            None,
+            "run from 0 to 100000000, which would be 100000001 classes, and no sample has the label 2",
+        ),
+        ([0, 1, 2], [0, 1, 7], "run from 0 to 7"),
+        (np.array([0, 1, 2**63 + 5], np.uint64), None, "has the label 9223372036854775813"),
+        (np.array([0, 1, 2**63 - 1], np.uint64), None, "which would be 9223372036854775808 classes"),
+        ([0, -1, 1], None, "train labels run from -1 to 1"),
+    ],
+)
+def test_labels_that_leave_out_a_class(train: Any, test: Any, said: str) -> None:
+    more = {} if test is None else {"x_test": np.zeros((3, 2)), "y_test": np.array(test)}
+    assert said in refusal(lambda: Dataset.from_arrays(np.zeros((3, 2)), np.array(train), **more, name="mine"))
+
+
+def test_classes_without_samples_are_named_or_counted() -> None:
+    x, y = np.zeros((3, 2)), np.array([0, 1, 3])
+    assert Dataset.from_arrays(x, y, num_classes=5).num_classes == 5
+    assert Dataset.from_arrays(x, y, class_names=("a", "b", "c", "d")).num_classes == 4
+    assert Dataset.from_arrays(x, y, class_values=(0.0, 1.0, 2.0, 3.0)).num_classes == 4
+    assert Dataset.from_arrays(x, y, x[:1], np.array([2])).num_classes == 4, "a class may be in the test part alone"
 
 
 # --- digits, and what all sources share ----------------------------------------------------------------------------
@@ -473,6 +580,9 @@ def test_npz_that_are_not_right(tmp_path: Path) -> None:
     for values in (np.array(["few", "many"]), np.zeros((2, 2))):
         np.savez(file, **arrays, class_values=values)
         assert f"{file}: class_values must be one number for each class" in refusal(lambda: load(file))
+    for key, value in (("class_names", "cat"), ("class_values", 3.0), ("class_names", [["a"], ["b"]])):
+        np.savez(file, **arrays, **{key: np.array(value)})
+        assert f"{file}: {key} must be one" in refusal(lambda: load(file))
     np.savez(file, images=np.zeros(3), y_train=np.zeros(3))
     assert "no x_train in it; found images, y_train" in refusal(lambda: load(file))
     np.savez(file, x_train=np.array([{"a": 1}], dtype=object), y_train=np.zeros(1, int))

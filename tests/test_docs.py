@@ -25,8 +25,8 @@ import typer
 import protofed as pf
 from protofed import methods, wire
 from protofed.cli import app
-from protofed.experiment.compare import compare_grid, parse_axes, parse_words, sweep_grid
-from protofed.experiment.settings import PARTS, REGISTRIES, General, combine, parse_pairs, read_toml, resolve
+from protofed.experiment.compare import make_grid, parse_axes, parse_words
+from protofed.experiment.settings import PARTS, REGISTRIES, combine, general_keys, parse_pairs, read_toml, resolve
 from protofed.parts import Reduce
 from protofed.parts.filters import Filter
 from protofed.registry import as_text
@@ -178,9 +178,9 @@ def test_a_command_uses_what_exists(line, place):
     if command.name in ("compare", "sweep"):
         names, given = parse_words(parsed["methods_and_settings"] or ())
         if command.name == "sweep":
-            sweep_grid(names, over=parse_axes(parsed["over"] or ()), seeds=1, config=files, given=given)
+            make_grid(names, over=parse_axes(parsed["over"] or ()), seeds=1, config=files, given=given)
         else:
-            compare_grid(names, local=not parsed["no_local"], seeds=1, config=files, given=given)
+            make_grid(names, local=not parsed["no_local"], seeds=1, config=files, given=given)
         return
     given = {}
     for file in files:
@@ -198,7 +198,7 @@ def test_commands_were_found():
 
 
 def test_keys_in_running_text_exist():
-    known = {*General.model_fields, *REGISTRIES, "key", "out", "jobs", "config"}
+    known = {*general_keys(), *REGISTRIES, "key", "out", "jobs", "config"}
     for kind, registry in REGISTRIES.items():
         for name in registry.names():
             for option in registry.options(name):
@@ -234,7 +234,7 @@ def as_toml(value: Any) -> Any:
 
 def actual(what: str) -> dict[str, Any]:
     if what == "general":
-        return {name: as_toml(field.default) for name, field in General.model_fields.items()}
+        return {name: as_toml(field.default) for name, field in general_keys().items()}
     kind, name = what.split()
     result: dict[str, Any] = {}
     for option, spec in REGISTRIES[kind].options(name).items():

@@ -82,7 +82,7 @@ def test_a_list_for_each_client():
 def test_names_in_results():
     assert parse("bert:minilm?trainable_layers=2&pooling=cls") == (
         "bert",
-        {"path": "minilm", "trainable_layers": "2", "pooling": "cls"},
+        {"path": "minilm", "trainable_layers": 2, "pooling": "cls"},
     )
     assert labels(["cnn", "mlp?embedding=3"]) == ["cnn", "mlp"]
     assert labels(["mlp", "mlp?embedding=3"]) == ["mlp", "mlp?embedding=3"]

@@ -10,7 +10,7 @@ import pytest
 
 from protofed import cli
 from protofed.errors import ProtofedError
-from protofed.experiment.compare import Grid, sweep_grid
+from protofed.experiment.compare import Grid, make_grid
 from protofed.experiment.settings import read_toml, resolve
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -54,7 +54,7 @@ PAIRS = [
 
 def grid_of(base: str, preset: str) -> Grid:
     files = [EXAMPLES / f"{base}.toml", EXAMPLES / "sweeps" / f"{preset}.toml"]
-    return sweep_grid([], over={}, seeds=2, config=files, given={})
+    return make_grid([], over={}, seeds=2, config=files, given={})
 
 
 def test_every_preset_is_known_here():
@@ -90,7 +90,7 @@ def test_the_papers_default_is_among_the_values(preset):
 
 def test_two_presets_make_a_product():
     files = [EXAMPLES / "fedpagr-cifar10.toml", *(EXAMPLES / f"sweeps/fedpagr-{n}.toml" for n in ("margin", "steps"))]
-    grid = sweep_grid([], over={}, seeds=1, config=files, given={})
+    grid = make_grid([], over={}, seeds=1, config=files, given={})
     chosen = [(cell.method.margin, cell.method.refine_steps) for cell in grid.cells.values()]
     assert chosen == [(margin, steps) for margin in (0.1, 0.3, 0.5) for steps in (1, 3, 5, 10)]
 

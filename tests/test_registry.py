@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from protofed.errors import ProtofedError
-from protofed.registry import Registry, as_options, as_text, coerce, parse_choice, parse_part
+from protofed.registry import Registry, as_options, as_text, coerce, parse_part
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,16 @@ def test_a_part_is_written_as_a_name_with_its_settings() -> None:
         assert parse_part(Cut.registry, text) == part and type(parse_part(Cut.registry, text)) is type(part)
         assert salads.make("green", {"cut": text}).cut == salads.make("green", {"cut": part}).cut == part
         assert parse_part(Cut.registry, as_text(part)) == part
-    assert as_text(Slice(2.0)) == "slice?width=2.0&thin=False" and as_text(Halve()) == "halve"
-    assert parse_choice("slice?width=2&thin=no", "cut") == ("slice", {"width": "2", "thin": "no"})
-    assert parse_choice("slice?", "cut") == parse_choice("slice", "cut") == ("slice", {})
+    assert as_text(Slice(2.0)) == "slice?width=2.0&thin=false" and as_text(Halve()) == "halve"
+    assert parse_part(Cut.registry, "slice?width=2&thin=no") == parse_part(
+        Cut.registry, " slice ? width = 2 & thin=False "
+    )
 
 
 def test_the_settings_of_an_entry_as_plain_values_make_it_again() -> None:
     salad = Salad(Slice(2.0), Slope(4), 5)
     plain = as_options(salad)
-    assert plain == {"cut": "slice?width=2.0&thin=False", "slope": {"start": 4, "maximum": 1.0}, "size": 5}
+    assert plain == {"cut": "slice?width=2.0&thin=false", "slope": {"start": 4, "maximum": 1.0}, "size": 5}
     assert salads.make("green", plain) == salad
 
 
@@ -166,6 +167,8 @@ def test_a_wrong_part_is_one_line() -> None:
     assert "did you mean 'width'?" in refusal(lambda: salads.make("green", {"cut": "slice?widht=3"}))
     assert "width='wide'" in refusal(lambda: salads.make("green", {"cut": "slice?width=wide"}))
     assert "cut 'slice?width': expected key=value" in refusal(lambda: salads.make("green", {"cut": "slice?width"}))
+    assert "cut 'slice?': expected key=value" in refusal(lambda: salads.make("green", {"cut": "slice?"}))
+    assert "'width' is given twice" in refusal(lambda: salads.make("green", {"cut": "slice?width=1&width=2"}))
     assert "cut=3" in refusal(lambda: salads.make("green", {"cut": 3}))
 
 

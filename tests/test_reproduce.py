@@ -15,7 +15,7 @@ import pytest
 from protofed import methods
 from protofed.errors import ProtofedError
 from protofed.experiment import reproduce
-from protofed.experiment.compare import compare_grid
+from protofed.experiment.compare import make_grid
 from protofed.experiment.reproduce import (
     SIZES,
     available,
@@ -47,7 +47,7 @@ def call(call):
 
 def settings(name, column, size, row=0):
     preset = load_preset(name)
-    grid = compare_grid(preset.rows(size)[row : row + 1], local=False, seeds=1, given=preset.settings(column, size))
+    grid = make_grid(preset.rows(size)[row : row + 1], local=False, seeds=1, given=preset.settings(column, size))
     return next(iter(grid.cells.values()))
 
 

@@ -4,7 +4,8 @@ import pytest
 
 from protofed import methods
 from protofed.errors import ProtofedError
-from protofed.experiment.settings import parse_pairs, read_toml, resolve
+from protofed.experiment.general import General, general_keys
+from protofed.experiment.settings import hint_for_option, parse_pairs, read_toml, resolve
 
 
 def test_defaults_are_fedsaps_and_complete():
@@ -77,7 +78,9 @@ def test_a_loss_weight_is_a_number_or_a_schedule(tmp_path):
         ("mlp?embedding=32", {"name": "mlp", "embedding": 32}),
         ("mlp?hidden=64&embedding=16", {"name": "mlp", "hidden": [64], "embedding": 16}),
         ("bert:minilm?trainable_layers=2", {"name": "bert", "path": "minilm", "trainable_layers": 2}),
-        ("resnet18?", {"name": "resnet18"}),
+        ("resnet18", {"name": "resnet18"}),
+        ("mlp?hidden=[64,32]", {"name": "mlp", "hidden": [64, 32]}),
+        ("mlp?hidden=64,32&embedding=16", {"name": "mlp", "hidden": [64, 32], "embedding": 16}),
     ],
 )
 def test_a_model_with_its_settings_in_one_word(written, meant):
@@ -159,6 +162,7 @@ def test_keys_of_other_compared_methods_are_passed_over():
         ({"feed": "paired"}, ["feed"]),
         ({"scale": -1}, ["scale"]),
         ({"scale": "big"}, ["scale", "number"]),
+        ({"model": "resnet18?"}, ["resnet18?", "key=value"]),
         ({"model": "mlp?embedding"}, ["mlp?embedding", "key=value", "'embedding'"]),
         ({"model": "mlp?embeding=3"}, ["embeding", "did you mean 'embedding'"]),
         ({"models": ["cnn", "mpl"]}, ["mpl", "did you mean 'mlp'"]),
@@ -194,3 +198,105 @@ def test_unknown_method_gets_the_nearest_spelling():
 def test_not_a_pair(pair):
     with pytest.raises(ProtofedError, match="key=value"):
         parse_pairs([pair])
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+ORDER = """rounds clients participation choice seed epochs batch optimiser lr momentum weight_decay nesterov lr_schedule
+clip keep_optimiser initial models assignment capability projection dim projection_dropout test test_share
+validation_share labels labels_per_class server_labels server_label_noise unlabelled_limit unlabelled open_share filters
+augmentation flip crop randaugment cutout start_from track silhouette snapshots evaluate_every candidates ensemble
+checkpoint_every device engine inner layout convolution workers threads"""
+
+
+def test_general_keys_have_an_order_a_default_and_a_description():
+    keys = general_keys()
+    assert list(keys) == ORDER.split() == [key for key in resolve("fedavg", {}).to_dict() if key in keys]
+    assert all(getattr(General(), key) == known.default for key, known in keys.items())
+    assert all(len(known.description) > 5 for known in keys.values())
+
+
+def test_a_group_has_the_keys_of_the_run():
+    s = resolve("fedavg", {"rounds": 7, "lr": 0.5, "crop": 0.25, "workers": 3})
+    assert (s.local.rounds, s.local.lr, s.local.momentum) == (7, 0.5, 0.5)
+    assert s.augmentation.crop == 0.25 and s.engine.workers == 3 and s.engine.engine == "auto"
+    assert s.with_engine(s.engine) == s and s.with_general(lr=0.1).general.lr == 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nesterov": True, "optimiser": "adam"}, "nesterov=true needs optimiser=sgd"),
+        ({"crop": 0.7}, "crop=0.7; expected a share of the side from 0 to 0.5"),
+        ({"randaugment": [2, 31]}, "randaugment"),
+        ({"lr": 0}, "settings: lr=0: Input should be greater than 0"),
+        ({"workers": 513}, "settings: workers=513"),
+        ({"capability": [1, 0]}, "capability.1=0"),
+    ],
+)
+def test_the_check_of_a_group_is_made_before_anything_runs(given, said):
+    with pytest.raises(ProtofedError) as error:
+        resolve("fedavg", given)
+    assert said in str(error.value)
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("method", "given", "said"),
+    [
+        ("fedavg", {"scale": 16}, r"unknown setting 'scale' here: it is a setting of .*fedsap.*, not of fedavg"),
+        (
+            "fedavg",
+            {"alignment.shape": "cosine"},
+            r"'alignment.shape' here: it is a setting of .*fedsap.*, not of fedavg",
+        ),
+        (
+            "fedavg",
+            {"alpha": 0.1},
+            r"unknown setting 'alpha' here: .*it needs partition=dirichlet, and partition is n-way",
+        ),
+        ("fedavg", {"partition": "iid", "way": 3}, r"it needs partition=n-way, and partition is iid"),
+        ("fedavg", {"widen": 3}, r"it needs model=wideresnet, and model is auto"),
+        (
+            "fedavg",
+            {"models": ["cnn", "mlp"], "embedding": 3},
+            r"each of several models has its own: models=\w+\?embedding=…",
+        ),
+        ("fedavg", {"manifest": "x.csv"}, r"it needs data=csi, and data is digits"),
+        ("fedavg", {"path": "x"}, r"it needs data=cifar10, .* and \d+ more, and data is digits"),
+    ],
+)
+def test_a_key_of_another_choice_is_told_whose_it_is(method, given, said):
+    with pytest.raises(ProtofedError, match=said) as error:
+        resolve(method, given)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_an_unknown_key_gets_the_nearest_three_and_no_long_list():
+    with pytest.raises(ProtofedError) as error:
+        resolve("fedavg", {"server_label": 3})
+    text = str(error.value)
+    assert text.startswith("unknown setting 'server_label'; did you mean 'server_labels' or ")
+    assert text.endswith("`protofed settings` lists the general ones") and len(text) < 200 and text.count(" or ") <= 2
+    with pytest.raises(ProtofedError, match=r"^unknown setting 'qqqq'; `protofed settings` lists the general ones$"):
+        resolve("fedavg", {"qqqq": 3})
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--rounds", "rounds=VALUE"),
+        ("--rounds=3", "rounds=3"),
+        ("-rounds", "rounds=VALUE"),
+        ("--lr-schedule", "lr_schedule=VALUE"),
+        ("--alpha=0.1", "alpha=0.1"),
+        ("--fedsap.scale=8", "fedsap.scale=8"),
+        ("--partition", "partition=VALUE"),
+        ("--out", None),
+        ("--qqqq", None),
+        ("--", None),
+        ("", None),
+    ],
+)
+def test_an_option_that_is_a_setting(option, said):
+    hint = hint_for_option(option)
+    assert hint == (None if said is None else f"settings have no dashes: write {said}")

@@ -22,12 +22,12 @@ from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     compare,
+    make_grid,
     parse_axes,
     read_comparison,
     read_rows,
     resume_comparison,
     sweep,
-    sweep_grid,
 )
 from protofed.results.tables import written
 from protofed.schedules import ramp
@@ -40,7 +40,7 @@ PAIRS = [f"{key}={value}" for key, value in {**QUICK, **FIXED}.items()]
 
 
 def grid(names=("fedsap",), over=None, seeds=1, config=None, **settings):
-    return sweep_grid(names, over=over or {}, seeds=seeds, config=config, given=settings)
+    return make_grid(names, over=over or {}, seeds=seeds, config=config, given=settings)
 
 
 def labels(*args, **settings):
@@ -109,7 +109,7 @@ def test_values_of_python():
     assert of(grid(over={"alignment": shapes}), lambda s: s.method.alignment) == shapes
     made = grid(over={"lr": np.array([0.1, 0.5]), "epochs": np.arange(1, 3)})
     assert made.variants[1].label == "fedsap lr=0.1 epochs=2"
-    json.dumps(made.record())
+    json.dumps(made.record().settings)
     assert of(grid("fedsap", {"model": ["mlp"], "hidden": [(4,), (4, 2)]}), lambda s: s.model.hidden) == [(4,), (4, 2)]
 
 

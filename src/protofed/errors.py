@@ -25,10 +25,15 @@ class Stopped(KeyboardInterrupt):
         self.code = code
 
 
+def nearest(name: str, choices: Iterable[str], most: int = 1) -> list[str]:
+    """The names that are spelt most like this one, the nearest first."""
+    return difflib.get_close_matches(name.lower(), sorted(choices), n=most, cutoff=0.5)
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> ProtofedError:
     """An unknown name, with the nearest right spelling first."""
     known = sorted(choices)
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    near = nearest(name, known)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return ProtofedError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
 

@@ -10,11 +10,13 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, Literal, TypeVar
 
 import pydantic
 
 from .errors import ProtofedError, first_problem, unknown
+from .grammar import parse_choice, parse_list, write_choice
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -68,18 +70,6 @@ class Registry(Generic[T]):
         return coerce(entry, dict(options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
 
 
-def parse_choice(text: str, kind: str) -> tuple[str, dict[str, str]]:
-    """`name?key=value&key=value`: a name and options, as text."""
-    name, _, query = text.partition("?")
-    options: dict[str, str] = {}
-    for pair in filter(None, query.split("&")):
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise ProtofedError(f"{kind} {text!r}: expected key=value after '?', got {pair!r}")
-        options[key] = value
-    return name, options
-
-
 def parse_part(registry: Registry[T], text: str) -> T:
     """An entry as a person writes it in a setting: `trimmed?share=0.2`."""
     return registry.make(*parse_choice(text, registry.kind))
@@ -87,8 +77,7 @@ def parse_part(registry: Registry[T], text: str) -> T:
 
 def as_text(part: Any) -> str:
     """A part as a person would write it: its name and all its settings."""
-    options = "&".join(f"{f.name}={getattr(part, f.name)}" for f in dataclasses.fields(part))
-    return f"{part.name}?{options}" if options else part.name
+    return write_choice(part.name, {f.name: getattr(part, f.name) for f in dataclasses.fields(part)})
 
 
 def as_options(entry: Any) -> dict[str, Any]:
@@ -102,10 +91,22 @@ def as_options(entry: Any) -> dict[str, Any]:
     return values
 
 
+@lru_cache(maxsize=512)
+def _adapter(entry: type) -> pydantic.TypeAdapter[Any]:
+    return pydantic.TypeAdapter(entry)
+
+
+@lru_cache(maxsize=512)
+def _hints(entry: type) -> dict[str, Any]:
+    """The types of a dataclass's settings, by name."""
+    hints = typing.get_type_hints(entry)
+    return {f.name: hints[f.name] for f in dataclasses.fields(entry) if f.init}
+
+
 def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
     """Make a dataclass from loosely typed options, or say in one line which one is wrong. Unknown keys are errors."""
     try:
-        return pydantic.TypeAdapter(entry).validate_python(_prepare(entry, dict(options), owner))
+        return _adapter(entry).validate_python(_prepare(entry, dict(options), owner))  # type: ignore[arg-type]
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{owner}: {first_problem(error)}") from None
 
@@ -119,7 +120,7 @@ def _prepare(hint: Any, value: Any, owner: str) -> Any:
     choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes = [t for t in choices if isinstance(t, type) and dataclasses.is_dataclass(t)]
     if classes and isinstance(value, Mapping):
-        known = {f.name: typing.get_type_hints(t)[f.name] for t in classes for f in dataclasses.fields(t) if f.init}
+        known = {name: own for t in classes for name, own in _hints(t).items()}
         for key in value:
             if key not in known:
                 raise unknown(f"setting of {owner}:", str(key), known or ["(none)"])
@@ -129,8 +130,9 @@ def _prepare(hint: Any, value: Any, owner: str) -> Any:
         return None
     if sequence is not None and isinstance(value, list | tuple):
         return [_prepare(typing.get_args(sequence)[0], v, owner) for v in value]
-    if sequence is not None and isinstance(value, str) and str not in choices:
-        return [part.strip() for part in value.strip("()[] ").split(",") if part.strip()]
+    words = str in choices or any(value in typing.get_args(t) for t in choices if typing.get_origin(t) is Literal)
+    if sequence is not None and isinstance(value, str) and not words:
+        return parse_list(value)
     if sequence is not None and isinstance(value, int | float) and not {int, float} & set(choices):
         return [value]
     return value

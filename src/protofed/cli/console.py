@@ -147,6 +147,7 @@ class CompareWatch:
         self.finished += done
         note = "" if cell.accuracy is None else f"{cell.by} {cell.accuracy:6.2%}"
         note += "" if cell.loss is None or not note else f"  loss {cell.loss:.4f}"
+        note = note if cell.failed is None else "failed"
         if self.progress is None:
             if done:
                 self.console.print(f"[{self.finished}/{self.cells}] {cell.cell}  {note}", markup=False)

@@ -64,10 +64,9 @@ def _ended(error: BaseException, folder: Path | None) -> BaseException:
 
 def _hinted(error: click.NoSuchOption) -> click.NoSuchOption:
     """The error, which says how a setting is written where one was given as an option, `--rounds 3`."""
-    from ..experiment import settings
+    from ..experiment.settings import hint_for_option
 
-    hint_for_option = getattr(settings, "hint_for_option", None)
-    hint = hint_for_option(error.option_name) if hint_for_option else None
+    hint = hint_for_option(error.option_name)
     return click.NoSuchOption(error.option_name, f"{error.message}\n{hint}", ctx=error.ctx) if hint else error
 
 

@@ -60,7 +60,7 @@ def table(
     format: Annotated[Format, typer.Option(help="How to write it.")] = Format.terminal,
 ) -> None:
     """Print the table of a comparison or sweep again, finished or not: `protofed table runs/NAME --format latex`."""
-    from ..experiment.compare import read_rows
+    from ..results.read import read_rows
     from ..results.tables import comparison_latex, comparison_markdown, results_csv
 
     rows, begun_with = read_rows(folder)

@@ -48,14 +48,13 @@ def run(method: Method, settings: Pairs = None, config: Config = None, out: Out 
 
 def _print_result(result: Result) -> None:
     from ..report.terminal import summary_table
-    from ..results.tables import Row, notes
+    from ..results.tables import Row, losses_of
 
     console = make_console()
     console.print(summary_table(result.summary))
     name = result.settings.method.name
-    for note in notes([Row(name, name, {}, [result.summary])]):
-        if note.startswith(("failed", "dropped")):
-            console.print(f"{note}; rounds.jsonl says who and why", soft_wrap=True, markup=False)
+    for note in losses_of([Row(name, name, {}, [result.summary])]):
+        console.print(f"{note}; rounds.jsonl says who and why", soft_wrap=True, markup=False)
     console.print(f"run folder: {result.folder}", soft_wrap=True)
     if result.failure:
         raise typer.Exit(1)
@@ -75,12 +74,12 @@ def compare(
 
     A method may have a label and settings of its own: `"upper bound=fedavg?labels=all&lr=0.1"`.
     """
-    from ..experiment.compare import compare_grid, parse_words
+    from ..experiment.compare import make_grid, parse_words
 
     load_files(load)
     names, given = parse_words(methods_and_settings or ())
     numbers, shown = parse_seeds(seeds), parse_columns(columns)
-    grid = compare_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
+    grid = make_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
     _run_grid(grid, out_folder(out, "compare"), jobs)
 
 
@@ -95,12 +94,12 @@ def sweep(
     load: Load = None,
 ) -> None:
     """Run methods over values of settings: `protofed sweep fedsap --over scale=8,16,32 --over lr=0.01,0.05`."""
-    from ..experiment.compare import parse_axes, parse_words, sweep_grid
+    from ..experiment.compare import make_grid, parse_axes, parse_words
 
     load_files(load)
     names, given = parse_words(methods_and_settings or ())
     axes, numbers, shown = parse_axes(over or []), parse_seeds(seeds), parse_columns(columns)
-    grid = sweep_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
+    grid = make_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
     _run_grid(grid, out_folder(out, "sweep"), jobs)
 
 
@@ -115,6 +114,11 @@ def _run_grid(grid: Grid, folder: Path, jobs: int | None) -> None:
 def _print_comparison(result: Comparison) -> None:
     print_rows(result.rows(), result.columns)
     make_console().print(f"run folders: {result.folder}", soft_wrap=True)
+    if failed := result.failed():
+        again = f"; `protofed resume {result.folder}` tries them again" if result.failures else ""
+        line = f"failed: {', '.join(failed)}{again}"
+        make_console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 class Size(str, Enum):
@@ -174,9 +178,11 @@ def _reproduce(plan: Plan, folder: Path, jobs: int | None) -> None:
         for line in lines:
             table.add_row(*map(Text, line))
         print_table(console, table)
-    for note in plan.preset.file.notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    for note in (*(f"note: {note}" for note in plan.preset.file.notes), *result.notes):
+        console.print(note, soft_wrap=True, markup=False)
     console.print(f"also in {folder / TABLE}, with the settings that differ", soft_wrap=True, markup=False)
+    if result.failed:
+        raise typer.Exit(1)
 
 
 def _print_presets() -> None:

@@ -75,11 +75,11 @@ def models() -> None:
 
 def settings() -> None:
     """List the general settings with their defaults; `methods`, `models` and `data` list the rest."""
-    from ..experiment.settings import General
+    from ..experiment.settings import general_keys
 
     table = Table("setting", "default", "what it is")
-    for name, field in General.model_fields.items():
-        table.add_row(name, str(field.default), field.description)
+    for name, (default, description) in general_keys().items():
+        table.add_row(name, str(default), description)
     make_console().print(table)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Annotated, Literal, Protocol, get_args
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..errors import ProtofedError, unknown
@@ -53,14 +54,16 @@ class Augmentation:
 class AugmentSettings:
     """What a person may choose; the data decides what `auto` is."""
 
-    augmentation: Kind = "auto"
-    flip: Flip = "auto"
+    augmentation: Annotated[
+        Kind, Field(description="what samples are to it: auto (by the data), none, image, csi, features or tokens")
+    ] = "auto"
+    flip: Annotated[Flip, Field(description="mirror images: auto (where the data allows it), on or off")] = "auto"
     """Mirror images left to right: `auto` only those in colour, for digits and letters have a direction."""
-    crop: float = 0.125
+    crop: Annotated[float, Field(description="share of the side by which an image is shifted")] = 0.125
     """Share of the side by which an image is shifted at most; what it leaves is filled by reflection."""
-    randaugment: tuple[int, int] = (2, 10)
+    randaugment: Annotated[tuple[int, int], Field(description="operations of a strong view, and magnitude")] = (2, 10)
     """N operations of magnitude M, from 0 to 30."""
-    cutout: float = 0.0
+    cutout: Annotated[float, Field(description="side of the square cut out of a strong view; 0: none")] = 0.0
     """Side of the square that is cut out of a strong view, as a share of the image's; 0: none."""
 
     def __post_init__(self) -> None:

@@ -47,7 +47,10 @@ class Npz(DataSource):
             raise
         except Exception as error:  # a damaged archive may fail in any way
             raise ProtofedError(f"{file}: not an .npz file of plain arrays, or damaged ({first_line(error)})") from None
-        names = tuple(map(str, arrays.pop("class_names", ())))
+        listed_names = arrays.pop("class_names", np.empty(0))
+        if listed_names.ndim != 1:
+            raise ProtofedError(f"{file}: class_names must be one name for each class")
+        names = tuple(map(str, listed_names))
         try:
             values = tuple(map(float, arrays.pop("class_values", ())))
         except (TypeError, ValueError):

@@ -70,23 +70,54 @@ def load(data: str | Path | Dataset, **options: Any) -> Dataset:
             raise ProtofedError(f"{data.name}: settings {', '.join(options)} do not apply to a data set in memory")
         data.check()
         return data
+    name, own = source_of(data)
+    return sources.make(name, {**own, **options}).load()
+
+
+def source_of(data: Any) -> tuple[str, dict[str, Any]]:
+    """The source that is meant by a name, a path or `hub:NAME`.
+
+    Args:
+        data: what a person gave: `digits`, `mine.npz`, `notes.csv`, the path of a folder of images, `hub:owner/name`.
+
+    Returns:
+        The source's registered name, and its settings: the path, where it was one.
+    """
+    if not isinstance(data, str | Path):
+        raise ProtofedError(
+            f"data is {_described(data)}; expected a name, a path or a Dataset: pf.data.Dataset.from_arrays(x, y) makes one"
+        )
     text = str(data)
     if text in sources:
-        return sources.make(text, options).load()
+        return text, {}
     if text.startswith("hub:"):
-        return sources.make("hub", {"path": text.removeprefix("hub:"), **options}).load()
+        return "hub", {"path": text.removeprefix("hub:")}
     if text.lower().endswith(".npz"):
-        return sources.make("npz", {"path": text, **options}).load()
+        return "npz", {"path": text}
     if is_table(text):
-        return sources.make("text", {"path": text, **options}).load()
-    if Path(text).expanduser().is_dir():
-        return sources.make("folder", {"path": text, **options}).load()
+        return "text", {"path": text}
+    if _is_folder(text):
+        return "folder", {"path": text}
     if isinstance(data, Path) or "/" in text or "\\" in text:
         raise ProtofedError(
             f"data {text!r}: no such folder; expected a name ({', '.join(sources)}), an .npz file, "
             "a .csv or .jsonl of texts, an image folder or hub:NAME"
         )
     raise unknown("data set", text, sources)
+
+
+def _described(data: Any) -> str:
+    """What something is that was given in place of a data set, in a few words."""
+    shape = getattr(data, "shape", None)
+    size = f" of shape {tuple(shape)}" if isinstance(shape, tuple) else ""
+    return f"{type(data).__name__}{size}" if size or not isinstance(data, bool | int | float) else repr(data)
+
+
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_dir()
+    except (OSError, RuntimeError, ValueError):  # too long for a path, or the home of nobody
+        return False
 
 
 def is_table(path: str) -> bool:

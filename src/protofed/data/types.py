@@ -72,11 +72,14 @@ class Dataset:
         """Check and convert a person's own arrays.
 
         Features keep their scale, but 8-bit images are scaled to 0 … 1. Images come out channels first: `[n, H, W, 3]`
-        is turned, and 8-bit `[n, H, W]` gets its one channel. Group ids may be integers or text.
+        is turned, and 8-bit `[n, H, W]` gets its one channel. Group ids may be integers or text. Where neither the number
+        of classes nor their names are given, every class from 0 to the largest label must have a sample.
         """
         labels = [_labels(y_train, f"{name}: y_train")]
         if y_test is not None:
             labels.append(_labels(y_test, f"{name}: y_test"))
+        if num_classes is None and not class_names and not class_values:
+            _check_complete(labels, name)
         top = max((int(y.max()) for y in labels if y.size), default=-1) + 1
         groups, group_names = _groups(group_train, group_test, name)
         data = cls(
@@ -169,7 +172,21 @@ def _labels(y: np.ndarray | Tensor, what: str) -> np.ndarray:
     array = np.asarray(y)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise ProtofedError(f"{what} must be a list of integer labels, got shape {array.shape} of {array.dtype}")
+    if array.size and int(array.max()) > np.iinfo(np.int64).max:
+        raise ProtofedError(f"{what} has the label {int(array.max())}; expected small integers from 0 on")
     return array.astype(np.int64)
+
+
+def _check_complete(parts: list[np.ndarray], name: str) -> None:
+    """Refuse labels that leave out a class: a label that counts from 1, or an id in the place of a class."""
+    used = np.unique(np.concatenate(parts))
+    used = used[used >= 0]  # a negative one is refused with the range of the labels
+    gaps = np.flatnonzero(used != np.arange(len(used)))
+    if len(gaps):
+        raise ProtofedError(
+            f"{name}: labels run from {used[0]} to {used[-1]}, which would be {int(used[-1]) + 1} classes, and no sample "
+            f"has the label {gaps[0]}; expected {len(used)} classes from 0 to {len(used) - 1}, or class_names for all"
+        )
 
 
 def _features(x: np.ndarray | Tensor, what: str) -> Tensor:

@@ -11,9 +11,9 @@ import torch
 from .. import models
 from ..data.types import FederatedData
 from ..errors import ProtofedError
+from ..grammar import parse_choice
 from ..models import Bert, ModelSpec, Projected
 from ..models.decomposed import Halved
-from ..registry import parse_choice
 
 if TYPE_CHECKING:
     from .settings import Settings

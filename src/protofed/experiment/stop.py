@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from ..errors import Stopped
 
 _asked = threading.Event()
 
@@ -25,18 +27,36 @@ def listen() -> None:
     signal.signal(signal.SIGTERM, _ask)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Stopped("stopped", 143)
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
+    """Answer SIGTERM in this block by raising `Stopped`, as Ctrl-C raises `KeyboardInterrupt`: for whoever waits for
+    processes that do the work."""
+    with _handling(_interrupt):
+        yield
+
+
 @contextmanager
 def listening() -> Iterator[None]:
     """Answer SIGTERM in this block. Only the main thread can; in another one, whoever runs it decides.
 
     Where a handler stands already that is not the system's, it stays.
     """
+    with _handling(_ask):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not mine:
         yield
         return
     _asked.clear()
-    signal.signal(signal.SIGTERM, _ask)
+    signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:

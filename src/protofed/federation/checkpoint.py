@@ -149,7 +149,7 @@ def _read(federation: Federation, place: Path) -> Saved:
         if not int(state["round"]) == about["round"] == int(place.name.removeprefix("round-")):
             raise ProtofedError(f"{place}: a checkpoint of round {about['round']}, and its folder says otherwise")
         with safe_open(place / "server.safetensors", "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
         server = type(federation.state)(**unpacked(state["server"], tensors))
         clients = StoredStates(place / "clients.safetensors")
         _check_states(clients, federation)
@@ -284,7 +284,7 @@ class StoredStates(Mapping[int, ClientState]):
         with self._open() as file:
             for key in self._names[client]:
                 _, part, name = key.split("/", 2)
-                parts.setdefault(part, {})[name] = file.get_tensor(key)
+                parts.setdefault(part, {})[name] = file.get_tensor(key).clone()  # aligned, as fresh memory is
         beside = parts["beside"][""].numpy().tobytes() if "beside" in parts else b""
         bank = PrototypeBank(parts["bank"]["means"], parts["bank"]["counts"]) if "bank" in parts else None
         return ClientState.of(parts.get("weights", {}), wire.decode(beside, f"{self.path}: client {client}"), bank)

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from .. import wire
@@ -59,12 +60,22 @@ class EngineSettings:
     `inner`, `layout` and `convolution` are one word for all clients, or one for each architecture.
     """
 
-    engine: EngineName = "auto"
-    inner: Inner | tuple[Inner, ...] = "auto"
-    layout: Layout | tuple[Layout, ...] = "auto"
-    convolution: Convolution | tuple[Convolution, ...] = "auto"
-    workers: int = 0
-    threads: int = 0
+    engine: Annotated[EngineName, Field(description="auto (measured), loop, stack or workers")] = "auto"
+    inner: Annotated[
+        Inner | tuple[Inner, ...],
+        Field(description="what a worker does: auto, loop or stack; with several models also one for each"),
+    ] = "auto"
+    layout: Annotated[
+        Layout | tuple[Layout, ...], Field(description="memory layout of a loop: auto, contiguous or channels_last")
+    ] = "auto"
+    convolution: Annotated[
+        Convolution | tuple[Convolution, ...],
+        Field(description="auto; of a loop grouped or lean, of a stack grouped or unfold"),
+    ] = "auto"
+    workers: Annotated[int, Field(ge=0, le=512, description="worker processes; 0: as many as cores")] = 0
+    threads: Annotated[
+        int, Field(ge=0, le=512, description="torch threads of one process; 0: chosen by measurement")
+    ] = 0
 
     def way(self, architecture: int) -> Way:
         """What is said of one architecture."""

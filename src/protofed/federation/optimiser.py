@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..errors import ProtofedError
@@ -21,20 +22,29 @@ Rows = slice | Tensor | None  # which clients of a stack; None: not a stack
 
 
 @dataclass(frozen=True)
-class LocalSettings:
-    """How a client trains, whatever the method."""
+class RunLength:
+    """How many rounds a run has."""
 
-    epochs: int = 1
-    batch: int = 8
-    optimiser: Literal["sgd", "adam", "rmsprop"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.5
-    weight_decay: float = 0.0
-    keep_optimiser: bool = False
-    lr_schedule: Literal["constant", "cosine"] = "constant"
-    nesterov: bool = False
-    clip: float = 0.0  # largest norm of a client's whole gradient; 0: any
-    rounds: int = 1  # of the run, over which the learning rate falls
+    rounds: Annotated[int, Field(ge=1, description="communication rounds")] = 100
+
+
+@dataclass(frozen=True)
+class LocalSettings(RunLength):
+    """How a client trains, whatever the method; the learning rate may fall over the run's rounds."""
+
+    epochs: Annotated[int, Field(ge=1, description="local epochs a round")] = 1
+    batch: Annotated[int, Field(ge=1, description="local batch size")] = 8
+    optimiser: Annotated[Literal["sgd", "adam", "rmsprop"], Field(description="sgd, adam or rmsprop")] = "sgd"
+    lr: Annotated[float, Field(gt=0, description="learning rate")] = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1, description="of SGD and RMSprop")] = 0.5
+    weight_decay: Annotated[float, Field(ge=0, description="L2 penalty")] = 0.0
+    nesterov: Annotated[bool, Field(description="Nesterov's momentum, with SGD")] = False
+    lr_schedule: Annotated[
+        Literal["constant", "cosine"],
+        Field(description="constant, or cosine: the learning rate falls to 0 over the rounds"),
+    ] = "constant"
+    clip: Annotated[float, Field(ge=0, description="largest norm of a client's gradient; 0: any")] = 0.0
+    keep_optimiser: Annotated[bool, Field(description="keep the optimiser's state between rounds")] = False
 
     def __post_init__(self) -> None:
         if self.nesterov and (self.optimiser != "sgd" or not self.momentum):

@@ -25,6 +25,7 @@ from ..results.tables import (
     comparison_cells,
     default_columns,
     flat,
+    losses_of,
     notes,
     parse_column,
     written,
@@ -136,9 +137,13 @@ def _run_table(run: Run) -> Content:
         [{"text": label}, *(_over_clients(values, column) for column in columns)] for label, values in parts.items()
     ]
     about = "Mean ± standard deviation over clients; accuracy and F1 in %."
-    dropped = [Row(run.label, run.method, {}, [run.summary])] if run.summary is not None else []
-    said = [line for line in notes(dropped) if line.startswith(("failed", "dropped"))] if dropped else []
-    return {"header": ["figure", *(c.title for c in columns)], "rows": cells, "caption": about, "notes": said}
+    lines = [Row(run.label, run.method, {}, [run.summary])] if run.summary is not None else []
+    return {
+        "header": ["figure", *(c.title for c in columns)],
+        "rows": cells,
+        "caption": about,
+        "notes": losses_of(lines),
+    }
 
 
 def _over_clients(values: Mapping[str, Any], column: Column) -> Content:

@@ -22,7 +22,7 @@ from typing import Any
 
 from .. import disk
 from ..errors import ProtofedError
-from .comparison import FAILED, read_record
+from .comparison import FAILED, ComparisonFolder
 from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_free
 from .rows import ROW_FILES, SUMMARY
 
@@ -56,10 +56,9 @@ def pack(folder: Path, out: Path) -> list[Path]:
 
     Example: `pack(Path("runs/digits"), Path("results/digits"))`
     """
-    record = read_record(folder)
+    record = ComparisonFolder(folder).read()
     check_free(out)
-    cells = [variant.cell(seed) for variant in record.variants for seed in record.seeds]
-    cells = [cell for cell in cells if (folder / cell / SETTINGS).is_file()]
+    cells = [cell for cell in record.cells if (folder / cell / SETTINGS).is_file()]
     with disk.writing(out):
         out.mkdir(parents=True, exist_ok=True)
         summaries = {}

@@ -1,17 +1,18 @@
-"""A comparison's folder: `comparison.json` says which variants and seeds it has, `failed.json` which cells failed."""
+"""A comparison's folder: `comparison.json` says which variants and seeds it has, `failed.json` which of its runs failed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import disk
 from ..errors import ProtofedError
-from .folder import COMPARISON
+from .folder import COMPARISON, make_folder
+from .lock import FolderLock
 
 FAILED = "failed.json"
 
@@ -31,75 +32,108 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Record:
-    """What `comparison.json` holds: variants, seeds, each cell's settings, and the columns of the tables."""
+class ComparisonRecord:
+    """What `comparison.json` holds: the variants, the seeds, each cell's settings as written, the tables' columns."""
 
     variants: list[Variant]
     seeds: list[int]
-    settings: dict[str, dict[str, Any]]
+    settings: dict[str, Any]
     columns: list[str] | None = None
-    failed: dict[str, str] = field(default_factory=dict)
 
-    def to_json(self) -> bytes:
-        """As the file holds it."""
+    def to_json(self) -> str:
+        """The text of the file."""
         chosen = {} if self.columns is None else {"columns": self.columns}
-        content = {
-            "variants": [dataclasses.asdict(variant) for variant in self.variants],
-            "seeds": self.seeds,
-            **chosen,
-            "settings": self.settings,
-        }
-        return json.dumps(content, indent=1).encode()
+        variants = [dataclasses.asdict(variant) for variant in self.variants]
+        return json.dumps({"variants": variants, "seeds": self.seeds, **chosen, "settings": self.settings}, indent=1)
 
-    def failures_of(self, which: int) -> dict[int, str]:
-        """Why cells of a variant failed, by seed."""
-        variant = self.variants[which]
-        return {seed: self.failed[variant.cell(seed)] for seed in self.seeds if variant.cell(seed) in self.failed}
-
-
-def is_comparison(folder: Path) -> bool:
-    """Whether a folder is a comparison's."""
-    return (folder / COMPARISON).is_file()
-
-
-def read_record(folder: Path) -> Record:
-    """Read `comparison.json`, and which cells failed.
-
-    Folders of before variants had names of their own have `methods` in place of `variants`: one for each method.
-    """
-    file = folder / COMPARISON
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        entries = content.get("variants") or [
-            {"label": name, "method": name, "settings": {}, "folder": name} for name in content["methods"]
-        ]
-        variants = [Variant(**entry) for entry in entries]
-        seeds, settings = [int(seed) for seed in content["seeds"]], dict(content.get("settings", {}))
+    @classmethod
+    def from_json(cls, text: str) -> ComparisonRecord:
+        """Read the text of the file. The first folders have `methods` in place of `variants`: one for each method."""
+        record = json.loads(text)
+        if "variants" in record:
+            variants = [Variant(**variant) for variant in record["variants"]]
+        else:
+            variants = [Variant(name, name, {}, name) for name in record["methods"]]
         for variant in variants:
-            if (folder / variant.cell(0)).parent != folder:
+            if Path(variant.cell(0)).name != variant.cell(0):
                 raise ValueError(f"folder {variant.folder!r} is not in this folder")
-        columns = content.get("columns")
-    except FileNotFoundError:
-        raise ProtofedError(f"{folder}: not a comparison's folder (it has no {COMPARISON})") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProtofedError(f"{file}: not readable ({type(error).__name__}: {error})") from None
-    return Record(variants, seeds, settings, columns, read_failures(folder))
+        seeds = [int(seed) for seed in record["seeds"]]
+        return cls(variants, seeds, dict(record["settings"]), record.get("columns"))
+
+    @property
+    def cells(self) -> list[str]:
+        """The names of all cells."""
+        return [variant.cell(seed) for variant in self.variants for seed in self.seeds]
 
 
-def read_failures(folder: Path) -> dict[str, str]:
-    """Why cells of a comparison failed, by the name of the cell."""
-    try:
-        content = json.loads((folder / FAILED).read_text(encoding="utf-8"))
-        return {str(cell): str(reason) for cell, reason in content.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, AttributeError) as error:
-        raise ProtofedError(f"{folder / FAILED}: not readable ({error})") from None
+class ComparisonFolder:
+    """The files of a comparison that are not those of its runs. Whoever writes them holds the folder's lock."""
+
+    def __init__(self, path: Path, lock: FolderLock | None = None) -> None:
+        self.path, self._lock = path, lock
+
+    def exists(self) -> bool:
+        """Whether the folder is a comparison's."""
+        return (self.path / COMPARISON).is_file()
+
+    @classmethod
+    def create(cls, path: Path, record: ComparisonRecord) -> ComparisonFolder:
+        """Make a new folder, locked; one that holds something already is an error."""
+        return cls(path, make_folder(path, {COMPARISON: record.to_json().encode()}))
+
+    @classmethod
+    def open(cls, path: Path) -> ComparisonFolder:
+        """Open a comparison's folder to go on with it, and take its lock."""
+        return cls(path, FolderLock(path).acquire())
+
+    def close(self) -> None:
+        """Give the lock back, where this object has it."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def read(self) -> ComparisonRecord:
+        """What `comparison.json` holds."""
+        file = self.path / COMPARISON
+        try:
+            return ComparisonRecord.from_json(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ProtofedError(f"{self.path}: not a comparison's folder (it has no {COMPARISON})") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProtofedError(f"{file}: not readable ({type(error).__name__}: {error})") from None
+
+    def read_whole(self) -> ComparisonRecord:
+        """What `comparison.json` holds, with the settings of every cell: what it takes to go on."""
+        record = self.read()
+        for cell in record.cells:
+            if cell not in record.settings:
+                raise ProtofedError(
+                    f"{self.path / COMPARISON}: not readable (settings of the cell {cell!r} are missing)"
+                )
+        return record
+
+    def write(self, record: ComparisonRecord) -> None:
+        """Write the record anew, where it has other seeds than before."""
+        disk.write_atomically(self.path / COMPARISON, record.to_json().encode())
+
+    def failures(self) -> dict[str, str]:
+        """The cells that have failed, and why."""
+        file = self.path / FAILED
+        try:
+            failures = json.loads(file.read_text(encoding="utf-8"))
+            return {str(cell): str(reason) for cell, reason in failures.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, AttributeError) as error:
+            raise ProtofedError(f"{file}: not readable ({type(error).__name__}: {error})") from None
+
+    def write_failures(self, failures: Mapping[str, str]) -> None:
+        """Write the cells that have failed; where there are none the file goes."""
+        if failures:
+            disk.write_atomically(self.path / FAILED, (json.dumps(dict(failures), indent=1) + "\n").encode())
+        else:
+            (self.path / FAILED).unlink(missing_ok=True)
 
 
-def write_failures(folder: Path, failures: Mapping[str, str]) -> None:
-    """Write which cells failed and why; without any, the file goes."""
-    if failures:
-        disk.write_atomically(folder / FAILED, (json.dumps(dict(failures), indent=1) + "\n").encode())
-    else:
-        (folder / FAILED).unlink(missing_ok=True)
+def failures_of(variant: Variant, seeds: list[int], failures: Mapping[str, str]) -> dict[int, str]:
+    """Why runs of a variant failed, by seed."""
+    return {seed: failures[variant.cell(seed)] for seed in seeds if variant.cell(seed) in failures}

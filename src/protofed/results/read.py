@@ -17,7 +17,7 @@ from typing import Any
 from .. import disk
 from ..errors import ProtofedError
 from .archive import ArchivedRun, is_archive, read_archive, read_summaries
-from .comparison import Record, read_record
+from .comparison import ComparisonFolder, ComparisonRecord, failures_of
 from .confusions import By, Confusions, parse_confusions, read_confusions
 from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_is_run, parse_settings, read_settings
 from .rows import CLIENTS, EVALUATIONS, FORMAT, ROUNDS, ROW_FILES, SUMMARY, JsonRow, problem_of, rough_problem_of
@@ -272,10 +272,16 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[JsonRow], JsonRow]:
 
 
 def _read_comparison(path: Path) -> Folder:
+    folder = ComparisonFolder(path)
+    notes: list[str] = []
     try:
-        record = read_record(path)
+        record = folder.read()
     except ProtofedError as error:
         return _read_loose(path, [f"{error}; the runs are grouped by their folders' names"])
+    try:
+        failures = folder.failures()
+    except ProtofedError as error:
+        failures, notes = {}, [str(error)]
     archive = read_archive(path) if is_archive(path) else None
     variants = [
         VariantRuns(
@@ -283,14 +289,16 @@ def _read_comparison(path: Path) -> Folder:
             variant.method,
             variant.settings,
             list(_runs_of(path, record, k, archive)),
-            record.failures_of(k),
+            failures_of(variant, record.seeds, failures),
         )
         for k, variant in enumerate(record.variants)
     ]
-    return Folder(path, True, variants, record.columns, len(record.variants) * len(record.seeds))
+    return Folder(path, True, variants, record.columns, len(record.cells), notes)
 
 
-def _runs_of(path: Path, record: Record, which: int, archive: Mapping[str, ArchivedRun] | None) -> Iterable[Run]:
+def _runs_of(
+    path: Path, record: ComparisonRecord, which: int, archive: Mapping[str, ArchivedRun] | None
+) -> Iterable[Run]:
     variant = record.variants[which]
     for seed in record.seeds:
         place = path / variant.cell(seed)
@@ -310,11 +318,12 @@ def _archived_run(place: Path, run: ArchivedRun, label: str, seed: int) -> Run:
 
 def read_rows(path: Path) -> tuple[list[Row], list[str] | None]:
     """Read strictly what a comparison's table needs: its finished runs, and the columns it was started with."""
-    record = read_record(path)
+    folder = ComparisonFolder(path)
+    record, failures = folder.read(), folder.failures()
     reader = Reader(strict=True)
     stored = read_summaries(path) if is_archive(path) else None
     rows = []
-    for k, variant in enumerate(record.variants):
+    for variant in record.variants:
         runs = []
         for seed in record.seeds:
             file = path / variant.cell(seed) / SUMMARY
@@ -323,7 +332,8 @@ def read_rows(path: Path) -> tuple[list[Row], list[str] | None]:
             elif file.is_file():
                 runs.append(reader.summary(file))
         summaries = [run for run in runs if run is not None]
-        rows.append(Row(variant.label, variant.method, variant.settings, summaries, record.failures_of(k)))
+        failed = failures_of(variant, record.seeds, failures)
+        rows.append(Row(variant.label, variant.method, variant.settings, summaries, failed))
     if not any(row.runs for row in rows):
         raise ProtofedError(f"{path}: no run of this comparison has finished; `protofed resume {path}`")
     return rows, record.columns

@@ -281,7 +281,7 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
     ]
     if behind:
         lines.append(f"fewer seeds than the others, and not ranked: {', '.join(behind)}")
-    lines += [line for row in rows for line in (_failure_line(row, most), _dropped_line(row)) if line]
+    lines += losses_of(rows)
     for column in _chosen(rows, columns):
         if not any(column.by_seed(row) for row in rows):
             lines.append(f"{column.key}: no run has measured it")
@@ -293,12 +293,18 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
     return lines
 
 
-def _failure_line(row: Row, seeds: int) -> str:
-    reasons = row.reasons()
-    if not reasons:
-        return ""
-    first = next(iter(reasons))
-    return f"failed: {row.label} ({len(reasons)} of {seeds} seeds); seed {first}: {reasons[first]}"
+def losses_of(rows: Sequence[Row]) -> list[str]:
+    """What was lost: runs that failed and why, and client rounds that were dropped."""
+    return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row)) if line]
+
+
+def _failure_lines(row: Row) -> list[str]:
+    """A line for each reason, with the seeds that failed for it."""
+    reasons, lines = row.reasons(), []
+    for reason in dict.fromkeys(reasons.values()):
+        seeds = [str(seed) for seed, why in sorted(reasons.items()) if why == reason]
+        lines.append(f"failed: {row.label}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {reason}")
+    return lines
 
 
 def _dropped_line(row: Row) -> str:

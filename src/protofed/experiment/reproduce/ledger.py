@@ -9,8 +9,9 @@ from typing import Any
 from ... import methods
 from ...disk import write_atomically
 from ...errors import ProtofedError
+from ...results.read import read_rows
 from ...results.tables import Row
-from ..compare import Variant, is_comparison, parse_entries, read_rows
+from ..compare import Variant, is_comparison, parse_entries
 from ..settings import read_toml
 from .planning import plan
 from .preset import Preset, Size, available, load_preset, row_label, row_method, slug

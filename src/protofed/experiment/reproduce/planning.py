@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import methods
 from ...errors import ProtofedError
-from ..compare import Grid, compare_grid
+from ..compare import Grid, make_grid
 from ..settings import combine
 from .preset import Preset, Size, load_preset, row_method
 
@@ -88,6 +88,6 @@ def column_grid(
         raise ProtofedError(f"{preset.name} compares {', '.join(absent)}, which is not among the methods here")
     settings = combine(preset.settings(column, size), overrides)
     try:
-        return compare_grid(rows, local=False, seeds=seeds, given=settings)
+        return make_grid(rows, seeds=seeds, given=settings)
     except ProtofedError as error:
         raise ProtofedError(f"{preset.name}, {column}: {error}") from None

@@ -13,7 +13,7 @@ from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...results.folder import make_folder
 from ...results.tables import written
-from ..compare import FILE, Comparison, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
+from ..compare import Comparison, ComparisonFolder, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
 from ..settings import Settings
 from .planning import Plan, plan
 from .preset import slug
@@ -58,7 +58,7 @@ def run_plan(
     for column, column_folder in folders.items():
         comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
         heading = plan.preset.heading(column, plan.size, plan.given)
-        reproduction = reproduction.with_column(column, heading, comparison.summaries())
+        reproduction = reproduction.with_column(column, heading, comparison.rows())
         _write_table(reproduction, settings, folder)
     return reproduction
 
@@ -72,7 +72,7 @@ def _counted(plan: Plan) -> Reproduction:
 def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
     if folder is None or not is_comparison(folder):
         return run_grid(grid, out=folder, jobs=jobs, watch=watch)
-    write_atomically(folder / FILE, json.dumps(grid.record(), indent=1).encode())  # may have other seeds than before
+    ComparisonFolder(folder).write(grid.record())  # may have other seeds than before
     return resume_comparison(folder, jobs=jobs, watch=watch)
 
 
@@ -90,8 +90,8 @@ def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], N
 # --- what is checked before anything is written -----------------------------------------------------------------------
 def _check_cells(folder: Path, grid: Grid) -> None:
     """Cells that were begun keep their settings; there may be more seeds than before, or fewer."""
-    before = json.loads((folder / FILE).read_text(encoding="utf-8"))["settings"]
-    now = json.loads(json.dumps(grid.record()))["settings"]
+    before = ComparisonFolder(folder).read().settings
+    now = json.loads(grid.record().to_json())["settings"]
     for cell in before.keys() & now.keys():
         for key in before[cell].keys() | now[cell].keys():
             if before[cell].get(key) != now[cell].get(key):

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...results.tables import MISSING, mean_and_deviation, written
+from ...results.tables import MISSING, Row, losses_of, mean_and_deviation, written
 from ..settings import Settings, combine
 from .planning import column_grid
-from .preset import SERVER, SIZES, Preset, measure_column, paper_number
+from .preset import SERVER, SIZES, Preset, measure_column, paper_number, slug
 
 Values = dict[str, dict[str, list[list[float]]]]  # by measure and row: for each column what the seeds gave
 
@@ -24,19 +24,33 @@ class Reproduction:
     columns: list[str]
     headings: list[str]
     values: Values
+    notes: tuple[str, ...] = ()
+    """What failed, and whose clients were dropped."""
+    failed: tuple[str, ...] = ()
+    """The runs that failed, as `COLUMN/CELL`."""
 
     @classmethod
     def empty(cls, preset: Preset) -> Reproduction:
         """A reproduction of which no column has been measured yet."""
         return cls(preset, [], [], {measure: {row: [] for row in preset.labels} for measure in preset.file.measures})
 
-    def with_column(self, column: str, heading: str, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Reproduction:
-        """This reproduction and one more column, from the summaries of each row's runs."""
+    def with_column(self, column: str, heading: str, lines: Sequence[Row]) -> Reproduction:
+        """This reproduction and one more column, from the lines of its comparison."""
+        runs = {line.label: line.usable for line in lines}
         values = {
             measure: {row: [*columns, _measured_values(runs[row], measure)] for row, columns in rows.items()}
             for measure, rows in self.values.items()
         }
-        return Reproduction(self.preset, [*self.columns, column], [*self.headings, heading], values)
+        said = tuple(f"{heading}: {note}" for note in losses_of(lines))
+        failed = tuple(f"{slug(column)}, {line.label}, seed {seed}" for line in lines for seed in line.reasons())
+        return Reproduction(
+            self.preset,
+            [*self.columns, column],
+            [*self.headings, heading],
+            values,
+            (*self.notes, *said),
+            (*self.failed, *failed),
+        )
 
     def tables(self) -> list[tuple[str, list[list[str]]]]:
         """For each measure its title and its lines, the first of which is the header."""
@@ -57,6 +71,7 @@ class Reproduction:
         for title, (header, *lines) in self.tables():
             table = markdown_table(header, lines, align="---:")
             parts.append(f"{'#' * level} {title}\n\n{table}\n")
+        parts += [f"{note}\n" for note in self.notes]
         return "\n".join(parts)
 
 

@@ -1,0 +1,288 @@
+"""Running the cells of a comparison: one after another, or side by side in processes of their own.
+
+A cell that fails does not stop the others. A process that is killed (by the kernel when memory is short, or by a person)
+is started again, and its run goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any, Literal
+
+from ..data import Dataset
+from ..errors import ProtofedError, Stopped
+from ..federation import Record
+from ..federation.choose import cores
+from ..outcome import Result
+from . import stop
+from .run import resume, run
+from .settings import Settings
+
+log = logging.getLogger("protofed")
+
+PATIENCE = 0.5  # seconds between two looks at whether the parent is still there
+TRIES = 3  # of a cell whose process is killed
+LEAVE = 10.0  # seconds that a process has to end by itself
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one cell is: sent to whoever watches after every round, and when the cell has failed."""
+
+    cell: str
+    round: int
+    rounds: int
+    loss: float | None
+    accuracy: float | None
+    by: Literal["head", "accuracy"] = "head"
+    """What the accuracy is: by the head, or in the method's own way where it trains none."""
+    failed: str | None = None
+    """Why the cell has failed, if it has; nothing more comes of it then."""
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that gave no result, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison: its name, its settings, and the folder it writes, if any."""
+
+    name: str
+    settings: Settings
+    place: Path | None
+
+    def failed(self, reason: str) -> Progress:
+        rounds = self.settings.general.rounds
+        return Progress(self.name, rounds, rounds, None, None, failed=reason)
+
+
+def run_cells(
+    settings: Mapping[str, Settings], folder: Path | None, jobs: int | None = None, watch: Watch | None = None
+) -> Iterator[tuple[str, Result | Failure]]:
+    """Run cells, or what is left of them.
+
+    Args:
+        settings: of each cell, by its name.
+        folder: where each cell has a folder of its own name; none: nothing is written.
+        jobs: how many run at a time; none: as many as there are cores for.
+        watch: is told of each round.
+
+    Returns:
+        An iterator over the cells' names and results, in the order in which they end. Closing it stops what runs.
+    """
+    widest = max(max(1, s.general.threads, s.general.workers) for s in settings.values())
+    jobs = min(len(settings), jobs or max(1, cores() // widest))
+    if jobs > 1 and multiprocessing.current_process().daemon:
+        log.warning("a daemonic process may not start others; the runs go one after another")
+        jobs = 1
+    share = max(1, cores() // jobs)
+    cells = [
+        Cell(name, _within(own, share), None if folder is None else folder / name) for name, own in settings.items()
+    ]
+    return _one_by_one(cells, watch) if jobs == 1 else _side_by_side(cells, jobs, watch)
+
+
+def _within(settings: Settings, share: int) -> Settings:
+    """Each run has its share of the cores for workers, unless the settings say how many; results do not depend on it."""
+    return settings.with_engine(replace(settings.engine, workers=settings.engine.workers or share))
+
+
+# --- one cell ---------------------------------------------------------------------------------------------------------
+def _attempt(cell: Cell, watch: Watch | None) -> Result | Failure:
+    """Run one cell; what goes wrong in it is its failure, but what goes wrong in `watch` is the caller's."""
+    of_watch: list[Exception] = []
+
+    def tell(progress: Progress) -> None:
+        try:
+            if watch is not None:
+                watch(progress)
+        except Exception as error:
+            of_watch.append(error)
+            raise
+
+    try:
+        return _run_cell(cell, tell)
+    except ProtofedError as error:
+        reason = _one_line(str(error))
+    except Exception as error:
+        if error in of_watch:
+            raise
+        log.debug("%s", cell.name, exc_info=True)
+        reason = _one_line(f"{type(error).__name__}: {error}")
+    tell(cell.failed(reason))
+    return Failure(reason)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _run_cell(cell: Cell, tell: Watch) -> Result:
+    last = 0
+
+    def report(record: Record, rounds: int) -> None:
+        nonlocal last
+        last = record.round
+        tell(Progress(cell.name, record.round, rounds, record.loss, *_shown(record.metrics)))
+
+    place = cell.place
+    if place is not None and (place / "settings.toml").is_file():
+        data = cell.settings.data
+        result = resume(place, data=data if isinstance(data, Dataset) else None, watch=report)
+    else:
+        result = run(cell.settings, out=place, watch=report)
+    rounds = cell.settings.general.rounds
+    if last < rounds:  # nothing was left to run
+        tell(Progress(cell.name, rounds, rounds, None, *_shown(result.summary["last_round"])))
+    return result
+
+
+def _shown(metrics: Mapping[str, Any]) -> tuple[float | None, Literal["head", "accuracy"]]:
+    head = metrics.get("accuracy_head")
+    return (metrics["accuracy"], "accuracy") if head is None and "accuracy" in metrics else (head, "head")
+
+
+# --- many cells -------------------------------------------------------------------------------------------------------
+def _one_by_one(cells: list[Cell], watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
+    for cell in cells:
+        yield cell.name, _attempt(cell, watch)
+
+
+def _side_by_side(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
+    with stop.interrupting():
+        yield from _processes(cells, jobs, watch)
+
+
+def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
+    """A process for each cell, so that one that dies takes no other with it, and its memory goes with it."""
+    waiting, tries = deque(cells), Counter[str]()
+    running: dict[Any, tuple[Cell, Any]] = {}  # by the pipe through which a process sends
+    ready: Any
+    graceful = False
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                try:
+                    messages, process = _begin(waiting[0])
+                except OSError as error:
+                    jobs = len(running)
+                    log.warning("no further process could be started (%s); %d at a time", error, max(1, jobs))
+                    break
+                running[messages] = waiting.popleft(), process
+            if not running:
+                yield from _one_by_one(list(waiting), watch)
+                return
+            for ready in connection.wait(list(running)):
+                cell, process = running[ready]
+                message = _receive(ready)
+                if isinstance(message, Progress):
+                    if watch is not None:
+                        watch(message)
+                    continue
+                del running[ready]
+                ready.close()
+                _join(process)
+                if message is not None:
+                    yield cell.name, message if isinstance(message, Failure) else Result(cell.settings, *message)
+                    continue
+                tries[cell.name] += 1
+                reason = _death(process.exitcode)
+                if tries[cell.name] < TRIES:
+                    log.warning("%s: %s; it is started again", cell.name, reason)
+                    waiting.appendleft(cell)
+                    continue
+                reason = f"{reason}, {TRIES} times"
+                if watch is not None:
+                    watch(cell.failed(reason))
+                yield cell.name, Failure(reason)
+    except Stopped:  # SIGTERM: every run finishes its round
+        graceful = True
+        raise
+    finally:
+        for _, process in running.values():  # of a comparison that is stopped: nobody will see their results
+            process.terminate() if graceful else process.kill()
+        for _, process in running.values():
+            process.join()
+
+
+def _begin(cell: Cell) -> tuple[connection.Connection, Any]:
+    """Start a cell's process: forked where possible, which is quick, and a person's own methods and data are there.
+
+    Messages come through a pipe: queues need semaphores, for which a small `/dev/shm` has no room.
+    """
+    context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
+    messages, end = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(os.getpid(), cell, end))  # type: ignore[attr-defined]
+    try:
+        process.start()
+    except OSError:
+        messages.close()
+        raise
+    finally:
+        end.close()  # the other end is the process's alone, so that its death closes the pipe
+    return messages, process
+
+
+def _receive(messages: Any) -> Any:
+    """The next message; none where the process died before its last one was whole."""
+    try:
+        return messages.recv()
+    except (EOFError, OSError):
+        return None
+
+
+def _join(process: Any) -> None:
+    process.join(LEAVE)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _death(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process ended with code {code} and no result"
+
+
+def _work(parent: int, cell: Cell, messages: connection.Connection) -> None:
+    """What a cell's process does.
+
+    The run is in a thread of its own: OpenMP's other threads did not survive the fork, and the main thread would wait
+    for them where the parent has computed with several.
+    """
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes of a terminal; the parent stops this one
+    stop.listen()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            outcome = thread.submit(_attempt, cell, messages.send).result()
+    except Stopped:  # its round is finished and saved
+        return
+    messages.send(outcome if isinstance(outcome, Failure) else (outcome.metrics, outcome.summary, outcome.folder))
+
+
+def _end_with(parent: int) -> None:
+    """A run that outlives a killed comparison would write into the folder that `resume` is at work on."""
+    while os.getppid() == parent:
+        time.sleep(PATIENCE)
+    os._exit(1)

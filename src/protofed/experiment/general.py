@@ -1,0 +1,175 @@
+"""The general settings: groups of keys, each defined once where it is used, and all of them side by side.
+
+How a client trains, how samples are augmented and which engine trains are groups of the rooms below; the others are
+here. A field has its type with its bounds, its description, and its default. `General` has the fields of all groups as
+flat keys, in the order in which `settings.toml` lists them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import Field
+
+from ..data.augment import AugmentSettings
+from ..federation.choose import EngineSettings
+from ..federation.optimiser import LocalSettings, RunLength
+
+G = TypeVar("G")
+
+
+@dataclass(frozen=True)
+class FederationSettings(RunLength):
+    """Who takes part, for how long, and the seed of all random draws."""
+
+    clients: Annotated[int, Field(ge=0, description="number of clients; 0 with partition=natural: one for each id")] = (
+        20
+    )
+    participation: Annotated[float, Field(gt=0, le=1, description="share of the clients that take part in a round")] = (
+        1.0
+    )
+    choice: Annotated[
+        Literal["random", "diverse"],
+        Field(description="who takes part: random, or diverse (by prototypes and capability; fedapa)"),
+    ] = "random"
+    seed: Annotated[int, Field(ge=0, description="the run's one seed; every random stream is derived from it")] = 1234
+
+
+@dataclass(frozen=True)
+class ArchitectureSettings:
+    """Who has which model, and what stands between encoder and head."""
+
+    initial: Annotated[
+        Literal["same", "own"], Field(description="same: all clients start from one model; own: each from its own")
+    ] = "same"
+    models: Annotated[
+        tuple[str, ...],
+        Field(description="several models in place of one: dealt round, or one for each client (cnn,mlp?embedding=32)"),
+    ] = ()
+    assignment: Annotated[
+        Literal["round-robin", "capability"],
+        Field(description="how models are dealt: round-robin, or capability (the first listed to the weakest)"),
+    ] = "round-robin"
+    capability: Annotated[
+        tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...],
+        Field(description="one number per client, larger is stronger; none: its number of training samples"),
+    ] = ()
+    projection: Annotated[
+        Literal["auto", "none", "linear", "consensus"],
+        Field(description="between encoder and head: auto (the method's; linear for several models), or one of three"),
+    ] = "auto"
+    dim: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="width of the projected embedding; 0: the model's own, or 512 (images) and 128 for several",
+        ),
+    ] = 0
+    projection_dropout: Annotated[float, Field(ge=0, lt=1, description="dropout inside projection=consensus")] = 0.1
+
+
+@dataclass(frozen=True)
+class SplitSettings:
+    """What is held out, who has labels, and what is done to an upload."""
+
+    test: Annotated[
+        Literal["central", "local"],
+        Field(description="central: own classes of the central test set; local: a part of the client's own data"),
+    ] = "central"
+    test_share: Annotated[float, Field(gt=0, lt=1, description="share held out for testing where it is split off")] = (
+        0.2
+    )
+    validation_share: Annotated[
+        float, Field(ge=0, lt=1, description="share of a client's training data for validation; 0: none")
+    ] = 0.0
+    labels: Annotated[
+        Literal["all", "client", "server"], Field(description="who has labels: all, client or server")
+    ] = "all"
+    labels_per_class: Annotated[
+        int, Field(ge=1, description="labelled samples per class and client, with labels=client")
+    ] = 5
+    server_labels: Annotated[int, Field(ge=0, description="labelled samples at the server")] = 0
+    server_label_noise: Annotated[
+        float, Field(ge=0, le=1, description="share of the server's labels replaced by another class")
+    ] = 0.0
+    unlabelled_limit: Annotated[int, Field(ge=0, description="unlabelled samples a client, at most; 0: no limit")] = 0
+    unlabelled: Annotated[
+        Literal["own", "open"],
+        Field(description="unlabelled samples: of the client's own classes, or open (of other classes too)"),
+    ] = "own"
+    open_share: Annotated[
+        float,
+        Field(gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"),
+    ] = 0.5
+    filters: Annotated[
+        tuple[str, ...],
+        Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),
+    ] = ()
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """Where a run starts from, and what is measured and written."""
+
+    start_from: Annotated[
+        str, Field(description="folder of a finished run whose server and clients this run starts from")
+    ] = ""
+    track: Annotated[
+        Literal["", "tensorboard", "mlflow", "wandb"],
+        Field(description="also tell tensorboard, mlflow or wandb about each round (needs an --out folder)"),
+    ] = ""
+    silhouette: Annotated[bool, Field(description="measure the embedding space at each evaluation")] = True
+    snapshots: Annotated[
+        int, Field(ge=0, description="of how many evaluations embeddings are kept, for pictures; 0: none")
+    ] = 8
+    evaluate_every: Annotated[int, Field(ge=1, description="evaluate every so many rounds, and at the last")] = 1
+    candidates: Annotated[
+        Literal["own", "all"],
+        Field(description="the nearest prototype is one of the client's own classes, or of all"),
+    ] = "own"
+    ensemble: Annotated[bool, Field(description="also score the mean vote of all clients on the shared test set")] = (
+        False
+    )
+    checkpoint_every: Annotated[
+        int, Field(ge=1, description="write a checkpoint every so many rounds, and at the last")
+    ] = 10
+    device: Annotated[str, Field(description="cpu, cuda, cuda:N or mps")] = "cpu"
+
+
+@dataclass(frozen=True)
+class General(  # fields come from the last base to the first
+    EngineSettings,
+    RecordSettings,
+    AugmentSettings,
+    SplitSettings,
+    ArchitectureSettings,
+    LocalSettings,
+    FederationSettings,
+):
+    """The keys that are neither the method's nor the data's, partition's or model's."""
+
+    def __post_init__(self) -> None:
+        for kind in type(self).__bases__:
+            self.group(kind)  # a group's own check of keys that contradict each other
+
+    def group(self, kind: type[G]) -> G:
+        """One group by itself: `general.group(LocalSettings)`."""
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+class Described(NamedTuple):
+    """What there is to say of one key."""
+
+    default: Any
+    description: str
+
+
+def general_keys() -> dict[str, Described]:
+    """Every general key with its default and its description, in the order of `settings.toml`."""
+    hints = typing.get_type_hints(General, include_extras=True)
+    return {
+        f.name: Described(f.default, hints[f.name].__metadata__[0].description) for f in dataclasses.fields(General)
+    }
