@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -66,6 +66,18 @@ class Taught(NamedTuple):
     state: Any
     terms: Mapping[str, float]
     failure: str
+
+
+def in_order(clients: Iterable[int], outcomes: Iterable[tuple[int, Outcome]]) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes in the order of the clients, because a sum depends on it; one that comes too early waits for its turn."""
+    waiting: dict[int, Outcome] = {}
+    turn = iter(clients)
+    client = next(turn, None)
+    for early, outcome in outcomes:
+        waiting[early] = outcome
+        while client in waiting:
+            yield client, waiting.pop(client)
+            client = next(turn, None)
 
 
 class Engine(Protocol):
@@ -163,6 +175,10 @@ class PlainEngine:
             return ClientState(self.start)
         return ClientState(self._skeleton(self.inputs.build(client)).weights())
 
+    def groups(self, clients: Sequence[int]) -> list[list[int]]:
+        """Clients that are trained together, and so by one process. Worker processes share out whole groups."""
+        return [[client] for client in clients]
+
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         for client in downloads.clients:
             state = self.state(client)
@@ -240,7 +256,7 @@ class PlainEngine:
     def restore(self, states: Mapping[int, ClientState]) -> None:
         for client, state in states.items():
             weights = {k: v.to(self.device) for k, v in state.weights.items()}
-            bank = None if state.bank is None else on_device(state.bank, self.device)
+            bank = None if state.bank is None else on_device(state.bank, self.device, copied=True)
             self.states[client] = ClientState(weights, state.optimiser, state.memory.to(self.device), bank)
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+ALIGNMENT = 64  # bytes, of torch's own memory
 NUMBER = struct.Struct("<d")
 BankShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -137,11 +138,16 @@ def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
     return about["banks"]
 
 
+def _aligned(flat: Tensor) -> Tensor:
+    """A tensor that begins where torch's own begin: the last bits of a product depend on it."""
+    return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.clone()
+
+
 def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
     """The tensors of messages of one layout by name, side by side along a first axis.
 
-    They lie in a copy of the messages; those of a single `bytearray` lie in it. Raises where the numbers that the header
-    names do not fill a message exactly.
+    They lie in a copy of the messages; those of a single `bytearray` lie in it where they can. Raises where the numbers
+    that the header names do not fill a message exactly.
     """
     for message in messages:
         if len(message) - about.start != about.length:
@@ -161,7 +167,7 @@ def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Ten
             result[name] = torch.empty((len(messages), *shape), dtype=dtype)
         elif one is not None:
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=skipped + begin)
-            result[name] = flat.view(1, *shape)
+            result[name] = _aligned(flat).view(1, *shape)
         else:
             piece = rows[:, skipped + begin : skipped + begin + count * dtype.itemsize]
             result[name] = piece.contiguous().view(dtype).view(len(messages), *shape)
