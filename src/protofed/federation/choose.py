@@ -201,7 +201,7 @@ def _way(plan: Plan, architecture: int, given: Way) -> Way:
     way = completed(given, facts)
     name = plan.models[architecture].name
     log.info("engine: %s: %s: %s", name, facts, way.label)
-    if way.how == "stack" and (reason := _not_stackable(plan, architecture, way)):
+    if way.how == "stack" and facts.clients and (reason := _not_stackable(plan, architecture, way)):
         if given.how == "stack":
             raise ProtofedError(f"model {name} cannot be stacked ({reason}); use engine=loop or engine=auto")
         log.info("engine: model %s cannot be stacked (%s)", name, reason)
