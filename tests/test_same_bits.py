@@ -24,7 +24,7 @@ from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import choose, rule, workers
 from protofed.federation.choose import EngineSettings
-from protofed.federation.rule import Facts, Way, completed
+from protofed.federation.rule import Facts, Way
 from test_engines import finish, groups_of, images, leaves
 
 RAGGED = {"rounds": 2, "clients": 8, "shot_spread": 4.0, "participation": 0.7, "batch": 5, "epochs": 2}
@@ -117,7 +117,7 @@ FACTS = st.builds(Facts, *[st.integers(1, 10**9)] * 2, st.integers(0, 64), st.in
 def test_the_rule_leaves_nothing_open_and_a_smaller_model_is_stacked_all_the_more(facts):
     way = rule.rule(facts)
     assert "auto" not in (way.how, way.layout, way.convolution)
-    assert completed(Way("auto", "auto", "auto"), facts) == way
+    assert rule.rule(facts, way) == way
     EngineSettings(way.how, way.how, way.layout, way.convolution, 1, 1).check(1)
     if way.how == "stack":
         smaller = replace(facts, parameters=facts.parameters // 2 + 1, flops=facts.flops // 2)
@@ -126,7 +126,7 @@ def test_the_rule_leaves_nothing_open_and_a_smaller_model_is_stacked_all_the_mor
 
 @given(FACTS, st.sampled_from(["auto", "loop", "stack"]), st.sampled_from(["auto", "contiguous", "channels_last"]))
 def test_what_is_asked_for_by_name_stays(facts, how, layout):
-    way = completed(Way(how, layout, "auto"), facts)
+    way = rule.rule(facts, Way(how, layout, "auto"))
     assert how in ("auto", way.how)
     assert way.how == "stack" or layout in ("auto", way.layout)
 

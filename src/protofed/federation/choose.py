@@ -30,7 +30,7 @@ from .batches import Task
 from .engine import Downloads, Engine, Inputs, PlainEngine
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
-from .rule import Facts, Way, completed
+from .rule import Facts, Way, rule
 from .stack import StackEngine
 from .workers import keep_pages, with_workers
 
@@ -198,14 +198,14 @@ def _groups(plan: Plan, engine: PlainEngine | MixedEngine) -> int:
 def _way(plan: Plan, architecture: int, given: Way) -> Way:
     """How clients of one architecture are trained; in a loop where the rule would stack what cannot be stacked."""
     facts = plan.facts(architecture)
-    way = completed(given, facts)
+    way = rule(facts, given)
     name = plan.models[architecture].name
     log.info("engine: %s: %s: %s", name, facts, way.label)
     if way.how == "stack" and facts.clients and (reason := _not_stackable(plan, architecture, way)):
         if given.how == "stack":
             raise ProtofedError(f"model {name} cannot be stacked ({reason}); use engine=loop or engine=auto")
         log.info("engine: model %s cannot be stacked (%s)", name, reason)
-        return completed(replace(given, how="loop"), facts)
+        return rule(facts, replace(given, how="loop"))
     return way
 
 

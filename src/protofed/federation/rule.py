@@ -52,11 +52,15 @@ class Facts:
         return f"{self.parameters:,} parameters, {step}, {self.clients} clients a round"
 
 
-def rule(facts: Facts) -> Way:
+OPEN = Way("auto", "auto", "auto")
+
+
+def rule(facts: Facts, given: Way = OPEN) -> Way:
     """The way to train clients of one architecture.
 
     Args:
         facts: The sizes of the model, of a step and of a round.
+        given: What is asked for by name, which stays as it is.
 
     Returns:
         A loop or a stack with its memory layout and its convolutions, nothing left open.
@@ -64,32 +68,25 @@ def rule(facts: Facts) -> Way:
     Example:
         `rule(Facts(parameters=17_226, flops=280_000, channels=0, clients=20)).how` is `"stack"`.
     """
-    if facts.accelerator:
-        stacks = facts.parameters <= ACCELERATOR_PARAMETERS
-    else:
-        most = STACK_FLOPS_CONVOLVED if facts.channels else STACK_FLOPS
-        stacks = facts.parameters <= STACK_PARAMETERS and facts.flops <= most
-    if stacks and facts.clients > 1:
-        return Way("stack", "contiguous", "grouped")
-    last = facts.channels >= CHANNELS and not facts.accelerator
-    return Way("loop", "channels_last", "lean") if last else Way("loop", "contiguous", "grouped")
-
-
-def completed(given: Way, facts: Facts) -> Way:
-    """A way with what it leaves open decided by the rule.
-
-    A lean convolution wants its channels last, so it is chosen where the layout is open too.
-    """
-    best = rule(facts)
-    how = best.how if given.how == "auto" else given.how
+    how = given.how
+    if how == "auto":
+        how = "stack" if facts.clients > 1 and _small(facts) else "loop"
     if how == "stack":
         asked = "grouped" if given.convolution in ("auto", "lean") else given.convolution  # lean: of a loop beside it
         return Way(how, "contiguous", asked)
     last = facts.channels >= CHANNELS and not facts.accelerator
     layout, convolution = ("channels_last", "lean") if last else ("contiguous", "grouped")
-    if given.layout != "auto":
+    if given.layout != "auto":  # a lean convolution wants its channels last
         layout, convolution = given.layout, "grouped"
     return Way(how, layout, convolution if given.convolution == "auto" else given.convolution)
+
+
+def _small(facts: Facts) -> bool:
+    """Whether the calls that a stack saves take longer than its detours through memory."""
+    if facts.accelerator:
+        return facts.parameters <= ACCELERATOR_PARAMETERS
+    most = STACK_FLOPS_CONVOLVED if facts.channels else STACK_FLOPS
+    return facts.parameters <= STACK_PARAMETERS and facts.flops <= most
 
 
 def largest_group(parameters: int, accelerator: bool) -> int:
