@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 STACK_PARAMETERS = 300_000  # a stack reads all clients' weights at every step; larger ones do not stay in the cache
 STACK_FLOPS = 50_000_000  # of a step's forward pass: beyond it the calls that a stack saves do not count
-STACK_FLOPS_CONVOLVED = 5_000_000  # the same under convolutions, which are slower in a stack
+STACK_FLOPS_CONVOLVED = 10_000_000  # the same under convolutions, which are slower in a stack
 ACCELERATOR_PARAMETERS = 1_000_000  # not measured: an accelerator stacks what keeps it waiting for calls
 CHANNELS = 4  # input channels of a convolution from which it is faster with its channels last
 GROUP_CLIENTS, GROUP_LEAST, GROUP_PARAMETERS = 64, 8, 4_000_000  # clients in a stack: at most, at least, by parameters
@@ -48,8 +48,7 @@ class Facts:
     accelerator: bool = False
 
     def __str__(self) -> str:
-        step = f"{self.flops / 1e6:.3g} million operations a step"
-        return f"{self.parameters:,} parameters, {step}, {self.clients} clients a round"
+        return f"{self.parameters:,} parameters, {self.flops:,} operations a step, {self.clients} clients a round"
 
 
 OPEN = Way("auto", "auto", "auto")
