@@ -51,7 +51,7 @@ def encode(bundle: Bundle) -> bytes:
 def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
     """The bundle in a message, or a `WireError` that names `source`. Nothing in the message is ever executed.
 
-    Tensors lie in a copy of the message; in the message itself where it is a `bytearray`, which nobody else may then
+    Tensors lie in a copy of the message; or in the message itself where it is a `bytearray`, which nobody else may then
     change. With `expected`, shapes of banks are checked before memory is taken for them, and everything else after.
     """
     try:
