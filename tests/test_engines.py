@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from unittest import mock
@@ -26,6 +27,7 @@ from protofed.bank import PrototypeBank
 from protofed.data import Dataset
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.federation import rule
 from protofed.federation.choose import EngineSettings
 from protofed.methods.base import registry as method_registry
 from protofed.methods.server import State, state
@@ -56,7 +58,19 @@ def images(classes=4, per_class=20, size=16, seed=0):
     return Dataset.from_arrays(x, y, x[::4], y[::4], num_classes=classes)
 
 
+@contextmanager
+def groups_of(clients):
+    """Stacks of so many clients at most, so that few clients are several groups."""
+    with mock.patch.multiple(rule, GROUP_CLIENTS=clients, GROUP_LEAST=1):
+        yield
+
+
 def finish(settings, engine):
+    with groups_of(3):
+        return finish_in_usual_groups(settings, engine)
+
+
+def finish_in_usual_groups(settings, engine):
     settings, federation = build(settings.with_engine(engine))
     try:
         records = list(federation)
@@ -395,7 +409,10 @@ def test_auto_chooses_logs_and_writes_down_its_choice(caplog, tmp_path):
     changes = {"engine": "auto", "inner": "auto", "layout": "auto", "convolution": "auto", "workers": 0, "threads": 0}
     with caplog.at_level(logging.INFO, "protofed"):
         pf.run("fedproto", out=tmp_path / "r", **{**SMALL, "data": blobs(), **changes})
-    assert "engine: " in caplog.text and "ms per client step" in caplog.text
+    assert (
+        "engine: mlp: 113 parameters, 824 operations a step, 5 clients a round: stack" in caplog.text
+        and "engine: stack" in caplog.text
+    )
     chosen = tomllib.loads((tmp_path / "r" / "settings.toml").read_text())
     assert all(chosen[key] not in ("auto", 0) for key in changes)
 

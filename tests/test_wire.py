@@ -99,13 +99,15 @@ def test_a_bundle_comes_back_bit_for_bit(bundle: Bundle) -> None:
 
 @QUICK
 @given(BUNDLES)
-def test_a_bytearray_is_decoded_where_it_lies(bundle: Bundle) -> None:
-    message = bytearray(encode(bundle))
-    same_bundle(bundle, decode(message))
+def test_a_bytearray_is_decoded_as_bytes_are(bundle: Bundle) -> None:
+    """It may lie in the message itself, but only where torch would put it: a product's last bits depend on it."""
+    same_bundle(bundle, decode(bytearray(encode(bundle))))
     weight = Bundle(weights={"w": torch.ones(3)})
-    message = bytearray(encode(weight))
-    decode(message).weights["w"].zero_()
-    assert decode(bytes(message)).weights["w"].eq(0).all() and decode(encode(weight)).weights["w"].eq(1).all()
+    for form in (bytes, bytearray):
+        decoded = decode(form(encode(weight))).weights["w"]
+        assert decoded.data_ptr() % 64 == 0
+        decoded.zero_()
+    assert decode(encode(weight)).weights["w"].eq(1).all()
 
 
 @QUICK

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..federation import stack
 from ..federation.optimiser import Optimiser
+from ..federation.stack import outputs, training
 from ..methods.base import Method
 from ..models.skeleton import Skeleton
 
@@ -45,8 +45,10 @@ class Clock:
             (Skeleton, "outputs"),
         ):
             setattr(owner, name, self.timed(getattr(owner, name)))
-        vmap = stack.vmap
-        stack.vmap = lambda *args, **options: self.timed(vmap(*args, **options))
+        module: Any
+        for module in (training, outputs):
+            vmap = module.vmap
+            module.vmap = lambda *given, vmap=vmap, **options: self.timed(vmap(*given, **options))
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """The call, timed; one inside another counts once."""

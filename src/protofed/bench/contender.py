@@ -46,7 +46,7 @@ class Contender:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """The settings that were chosen by measurement."""
+        """The settings with what the rule chose."""
         return {}
 
     def run(self) -> Reply:

@@ -178,7 +178,7 @@ def _sweep(
 
 
 def settled(spec: dict[str, Any]) -> dict[str, Any]:
-    """The engine's settings after its choice by measurement."""
+    """The engine's settings with what the rule chose."""
     process = Process(spec)
     try:
         process.ready()

@@ -81,10 +81,7 @@ class Process:
 
 
 class Field:
-    """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why.
-
-    They are started one after another: an engine that chooses by measurement must have the machine to itself.
-    """
+    """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why."""
 
     def __init__(self) -> None:
         self.skipped: dict[str, str] = {}

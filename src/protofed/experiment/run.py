@@ -18,7 +18,7 @@ from ..data.fingerprint import fingerprint
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale
-from ..federation.choose import EngineSettings, Plan, cores, make_engine, threads_kept
+from ..federation.choose import Plan, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
 from ..outcome import Result
 from ..parts.filters import Filter
@@ -75,6 +75,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     g = settings.general
     if scale.asked_for():
         scale.begin()
+    torch.set_num_threads(g.threads or 1)  # sums depend on it, so it may not depend on the number of cores
     data = prepare_data(settings)
     method = settings.method
     if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
@@ -88,10 +89,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     mix = architectures(settings, data)
     filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
     plan = Plan(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
-    wanted = settings.engine
-    if not method.exchange.asks_clients and not wanted.settled(len(mix.specs)):  # no client's training to measure
-        wanted = EngineSettings("loop", "loop", "contiguous", "grouped", 1, wanted.threads or cores())
-    engine, chosen = make_engine(plan, wanted)
+    engine, chosen = make_engine(plan, settings.engine)
     settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
     federation = Federation(
         settings.method,

@@ -1,18 +1,15 @@
-"""Which engine, by measurement: a few steps of each way on the run's own model, data and method, then the fastest.
+"""Which engine trains the clients. What the settings leave open is decided by rule (`rule.py`), never by timing.
 
-What is faster depends on the model: stacking helps small ones, worker processes nearly all, channels_last some
-convolutional ones and hurts others. The choice is logged and written to the run's settings, so that resuming or repeating
-the run uses the same and gives the same bits.
+The choice is logged and written to the run's settings. The number of cores decides only how many worker processes share
+out the groups of clients, which has no influence on a result.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import multiprocessing
 import os
-import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -22,30 +19,23 @@ from pydantic import Field
 from torch import nn
 
 from .. import wire
-from ..data.types import ClientData, FederatedData
+from ..data.types import FederatedData
 from ..errors import ProtofedError
+from ..evaluate.cost import forward_flops
 from ..methods.base import Method
 from ..methods.server import Setup
-from ..models.base import ModelSpec
+from ..models.base import ModelSpec, parameter_count
 from ..parts.filters import Filter
 from . import scale
-from .batches import Task, planned_steps
+from .batches import Task
 from .engine import Downloads, Engine, Inputs, PlainEngine
-from .local import train_client, with_memory
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
-from .stack import Job, StackEngine, train_stack
-from .workers import WorkerEngine, keep_pages
+from .rule import Facts, Way, rule
+from .stack import StackEngine
+from .workers import keep_pages, with_workers
 
 log = logging.getLogger("protofed")
-
-INF = float("inf")
-STEPS = 2  # timed steps of each way
-UNLABELLED = 8  # unlabelled samples for each labelled one in them, at most
-BUDGET = 0.6  # seconds after which no further way is tried
-SLOW = 0.3  # seconds after which a way is not timed a third time
-LARGE = 0.02  # seconds a step: a model this large gains nothing from stacking on a CPU
-
 
 EngineName = Literal["auto", "loop", "stack", "workers"]
 Inner = Literal["auto", "loop", "stack"]
@@ -55,12 +45,13 @@ Convolution = Literal["auto", "grouped", "unfold", "lean"]
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How clients are trained. `auto` parts are settled by measurement before the first round.
+    """How clients are trained. What is `auto` is decided by rule before the first round.
 
-    `inner`, `layout` and `convolution` are one word for all clients, or one for each architecture.
+    `inner`, `layout` and `convolution` are one word for all clients, or one for each architecture. `workers=0` stands for
+    as many as there are cores, `threads=0` for one.
     """
 
-    engine: Annotated[EngineName, Field(description="auto (measured), loop, stack or workers")] = "auto"
+    engine: Annotated[EngineName, Field(description="auto (by rule), loop, stack or workers")] = "auto"
     inner: Annotated[
         Inner | tuple[Inner, ...],
         Field(description="what a worker does: auto, loop or stack; with several models also one for each"),
@@ -73,9 +64,7 @@ class EngineSettings:
         Field(description="auto; of a loop grouped or lean, of a stack grouped or unfold"),
     ] = "auto"
     workers: Annotated[int, Field(ge=0, le=512, description="worker processes; 0: as many as cores")] = 0
-    threads: Annotated[
-        int, Field(ge=0, le=512, description="torch threads of one process; 0: chosen by measurement")
-    ] = 0
+    threads: Annotated[int, Field(ge=0, le=512, description="torch threads of one process; 0: one")] = 0
 
     def way(self, architecture: int) -> Way:
         """What is said of one architecture."""
@@ -85,11 +74,8 @@ class EngineSettings:
         )
         return Way(inner if self.engine in ("workers", "auto") else self.engine, layout, convolution)
 
-    def settled(self, architectures: int = 1) -> bool:
-        ways = [self.way(k) for k in range(architectures)]
-        return self.engine != "auto" and self.workers > 0 and self.threads > 0 and all(way.settled() for way in ways)
-
     def check(self, architectures: int) -> None:
+        """Refuse what contradicts itself."""
         for key in ("inner", "layout", "convolution"):
             value = getattr(self, key)
             if not isinstance(value, str) and len(value) != architectures:
@@ -101,23 +87,10 @@ class EngineSettings:
                 raise ProtofedError(
                     f"convolution={way.convolution}: not for a {way.how}; lean is for loops, unfold for stacks"
                 )
-
-
-@dataclass(frozen=True)
-class Way:
-    """How one process trains the clients of one architecture."""
-
-    how: str
-    layout: str
-    convolution: str
-
-    def settled(self) -> bool:
-        return self.how != "auto" and (self.layout if self.how == "loop" else self.convolution) != "auto"
-
-    @property
-    def label(self) -> str:
-        usual = ("contiguous", "grouped", "auto")
-        return " ".join([self.how, *(word for word in (self.layout, self.convolution) if word not in usual)])
+        if self.engine == "workers" and self.threads > 1:
+            raise ProtofedError(
+                f"threads={self.threads}: a worker process has one thread; use engine=loop, engine=stack or engine=auto"
+            )
 
 
 @dataclass(frozen=True)
@@ -169,6 +142,20 @@ class Plan:
         parts = [self.part(k, chosen.way(k)) for k in range(len(self.models))]
         return parts[0] if len(parts) == 1 else MixedEngine(parts, self.owner)
 
+    def facts(self, architecture: int) -> Facts:
+        """What the rule knows of one architecture."""
+        network, feed, first = self.network(architecture), self.method.feed, self.data.clients[0].labelled.x
+        passes = 1 + (max(1, len(feed.views)) if feed.reads_unlabelled else 0)  # labelled samples, and views of others
+        sample = forward_flops(network, self.data.sample_shape, tokens=not first.is_floating_point())
+        convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+        return Facts(
+            parameter_count(network),
+            sample * self.local.batch * passes,
+            max((layer.in_channels for layer in convolutions), default=0),
+            len(self.members(architecture)) if self.method.exchange.asks_clients else 0,
+            first.device.type != "cpu",
+        )
+
     def members(self, architecture: int) -> list[int]:
         """As many clients of one architecture as a round is likely to have."""
         members = [c for c, which in enumerate(self.owner) if which == architecture]
@@ -182,173 +169,78 @@ def cores() -> int:
 
 def make_engine(plan: Plan, wanted: EngineSettings) -> tuple[Engine, EngineSettings]:
     """The engine, and the settings that name it exactly."""
-    architectures = len(plan.models)
-    wanted.check(architectures)
-    if scale.asked_for():
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        share = max(1, cores() // here)
-        wanted = replace(wanted, workers=wanted.workers or share, threads=wanted.threads or share)
-    chosen = scale.on_first(lambda: wanted if wanted.settled(architectures) else choose(plan, wanted))
+    wanted.check(len(plan.models))
+    chosen, engine = choose(plan, wanted)
     torch.set_num_threads(chosen.threads)
-    engine: Engine = plan.engine(chosen)
-    if chosen.engine == "workers":
-        stacked = [chosen.way(k).how == "stack" for k in range(architectures)]
-        engine = WorkerEngine(engine, chosen.workers, stacked=stacked)  # type: ignore[arg-type]
+    log.info("engine: %s", label(chosen))
+    if chosen.workers > 1:
+        engine = with_workers(engine, chosen.workers)  # type: ignore[assignment]
     keep_pages()
     return (scale.ScaledEngine(engine) if scale.asked_for() else engine), chosen
 
 
-def choose(plan: Plan, wanted: EngineSettings) -> EngineSettings:
-    began = time.perf_counter()
-    on_cpu = plan.data.clients[0].labelled.x.device.type == "cpu"
-    forks = on_cpu and "fork" in multiprocessing.get_all_start_methods() and not torch.cuda.is_initialized()
-    workers = min(wanted.workers or cores(), plan.per_round) if forks else 1
-    frames = list(_frames(wanted, workers))
-    options = []
-    for k in range(len(plan.models)):
-        convolves = any(isinstance(layer, nn.Conv2d) for layer in plan.network(k).modules())
-        options.append({f: list(_ways(replace(wanted, engine=f.engine).way(k), convolves)) for f in frames})
-    timed = [_timed(plan, k, by_frame, BUDGET / len(options)) for k, by_frame in enumerate(options)]
-    best: dict[EngineSettings, float] = {}
-    for frame in frames:
-        ways, total = [], 0.0
-        for k, by_frame in enumerate(options):
-            known = {way: timed[k][way, frame.threads] for way in by_frame[frame] if (way, frame.threads) in timed[k]}
-            way = min(known or by_frame[frame], key=lambda w: known.get(w, 0.0))
-            ways.append(way)
-            total += known.get(way, 0.0 if not timed[k] else INF) * len(plan.members(k)) / frame.workers
-        best[_joined(frame, ways)] = total
-    chosen = min(best, key=lambda option: best[option])
-    if best[chosen] == INF:
-        raise ProtofedError("this model or method cannot be stacked; use engine=loop or engine=auto")
-    if any(timed):
-        for k, times in enumerate(timed):
-            if not times:  # there was one way only
-                continue
-            listed = sorted(times.items(), key=lambda item: item[1])
-            lines = ", ".join(f"{way.label}{_threads(n)} {1e3 * seconds:.2f}" for (way, n), seconds in listed)
-            log.info("engine: %s: ms per client step in one process: %s", plan.models[k].name, lines)
-        log.info("engine: %s, measured in %.2f s", label(chosen), time.perf_counter() - began)
-    return chosen
+def choose(plan: Plan, wanted: EngineSettings) -> tuple[EngineSettings, PlainEngine | MixedEngine]:
+    """The settings with nothing left open, and the engine of one process that they name."""
+    ways = [_way(plan, k, wanted.way(k)) for k in range(len(plan.models))]
+    columns = zip(*((way.how, way.layout, way.convolution) for way in ways), strict=True)
+    inner, layout, convolution = (_one_or_each(words) for words in columns)
+    chosen = replace(wanted, inner=inner, layout=layout, convolution=convolution, threads=wanted.threads or 1)
+    engine = plan.engine(chosen)
+    workers = 1
+    if wanted.engine in ("auto", "workers") and chosen.threads == 1 and engine.device.type == "cpu":
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if scale.asked_for() else 1
+        workers = max(1, min(wanted.workers or cores() // here, _groups(plan, engine)))
+    name = wanted.engine
+    if name == "auto":
+        name = inner if workers == 1 and isinstance(inner, str) else "workers"  # type: ignore[assignment]
+    return replace(chosen, engine=name, workers=workers), engine
 
 
-def _timed(
-    plan: Plan, architecture: int, by_frame: Mapping[EngineSettings, Sequence[Way]], budget: float
-) -> dict[tuple[Way, int], float]:
-    """One process's seconds per client step, of each way and number of threads that the budget allows to try."""
-    began = time.perf_counter()
-    times: dict[tuple[Way, int], float] = {}
-    wanted = list(dict.fromkeys((way, frame.threads) for frame, ways in by_frame.items() for way in ways))
-    for way, threads in wanted if len(wanted) > 1 or len(by_frame) > 1 else []:
-        if times and time.perf_counter() - began > budget:
-            break
-        times[way, threads] = _tried(plan, architecture, way, threads, min(times.values(), default=0.0))
-    return times
+def _groups(plan: Plan, engine: PlainEngine | MixedEngine) -> int:
+    """How many groups there are to share out: of a round's clients, or of all where each is evaluated by its own model."""
+    if not plan.method.exchange.asks_clients:
+        return 1
+    clients = [c for k in range(len(plan.models)) for c in plan.members(k)]
+    return len(engine.groups(range(len(plan.owner)) if engine.model_for_each else clients))
 
 
-def _joined(frame: EngineSettings, ways: Sequence[Way]) -> EngineSettings:
-    def one_or_each(values: list[str]) -> Any:
-        return values[0] if len(set(values)) == 1 else tuple(values)
+def _way(plan: Plan, architecture: int, given: Way) -> Way:
+    """How clients of one architecture are trained; in a loop where the rule would stack what cannot be stacked."""
+    facts = plan.facts(architecture)
+    way = rule(facts, given)
+    name = plan.models[architecture].name
+    log.info("engine: %s: %s: %s", name, facts, way.label)
+    if way.how == "stack" and facts.clients and (reason := _not_stackable(plan, architecture, way)):
+        if given.how == "stack":
+            raise ProtofedError(f"model {name} cannot be stacked ({reason}); use engine=loop or engine=auto")
+        log.info("engine: model %s cannot be stacked (%s)", name, reason)
+        return rule(facts, replace(given, how="loop"))
+    return way
 
-    return replace(
-        frame,
-        inner=one_or_each([w.how for w in ways]),
-        layout=one_or_each([w.layout if w.how == "loop" else "contiguous" for w in ways]),
-        convolution=one_or_each([w.convolution for w in ways]),
-    )
 
-
-def _tried(plan: Plan, architecture: int, way: Way, threads: int, best: float) -> float:
-    """A model that cannot be stacked (a branch on values, an operation vmap does not know) is trained in a loop."""
+def _not_stackable(plan: Plan, architecture: int, way: Way) -> str:
+    """Why two clients cannot be stacked (a branch on values, an operation vmap does not know); empty where they can."""
+    engine = plan.part(architecture, way)
+    assert isinstance(engine, StackEngine)
     try:
-        return _seconds_per_step(plan, architecture, way, threads, best)
+        engine.rehearse(_first_downloads(plan, engine, plan.members(architecture)[:2]))
     except ProtofedError:
         raise
     except Exception as error:
-        if way.how == "loop":
-            raise
-        name = plan.models[architecture].name
-        reason = " ".join(str(error).split())
-        log.info("engine: model %s cannot be stacked (%s: %.200s)", name, type(error).__name__, reason)
-        return INF
+        return f"{type(error).__name__}: {' '.join(str(error).split()):.200s}"
+    return ""
+
+
+def _one_or_each(words: Sequence[str]) -> Any:
+    return words[0] if len(set(words)) == 1 else tuple(words)
 
 
 def label(option: EngineSettings) -> str:
+    """An engine in a few words."""
     each = max(1 if isinstance(v, str) else len(v) for v in (option.inner, option.layout, option.convolution))
     ways = list(dict.fromkeys(option.way(k).label for k in range(each)))
-    words = [f"{option.workers} workers"] if option.engine == "workers" else []
-    return " ".join([*words, " and ".join(ways)]) + _threads(option.threads)
-
-
-def _threads(number: int) -> str:
-    return f" {number} threads" if number > 1 else ""
-
-
-def _frames(wanted: EngineSettings, workers: int) -> Iterator[EngineSettings]:
-    """Every engine that is open under what was asked for; the likely ones first, as the budget may end."""
-    engines: list[EngineName] = [wanted.engine]
-    if wanted.engine == "auto":
-        engines = [*(["workers"] if workers > 1 else []), "loop", "stack"]  # type: ignore[list-item]
-    for engine in engines:
-        if engine == "workers":
-            yield replace(wanted, engine=engine, workers=workers, threads=1)
-            continue
-        for threads in sorted({1, cores()} if not wanted.threads else {wanted.threads}):
-            yield replace(wanted, engine=engine, workers=1, threads=threads)
-
-
-def _ways(given: Way, convolves: bool) -> Iterator[Way]:
-    """Every way to train one architecture that is open under what was asked for."""
-    for how in ("loop", "stack") if given.how == "auto" else (given.how,):
-        if how == "loop":
-            # a lean convolution is torch's own where it saves nothing, and wants its channels last
-            usual = [("channels_last", "lean")] * convolves + [("contiguous", "grouped")]
-            for layout, kind in usual if given.layout == "auto" else [(given.layout, "grouped")]:
-                yield Way(how, layout, kind if given.convolution == "auto" else given.convolution)
-        else:
-            asked = "grouped" if given.convolution == "lean" else given.convolution  # of another engine
-            both = ("grouped", "unfold")[: 1 + convolves] if asked == "auto" else (asked,)
-            yield from (Way(how, "contiguous", convolution) for convolution in both)
-
-
-def _seconds_per_step(plan: Plan, architecture: int, way: Way, threads: int, best: float) -> float:
-    """Seconds one client's step takes this way; a way that cannot win is not tried on a large model."""
-    members = plan.members(architecture)
-    rows = torch.arange(STEPS * plan.local.batch)
-    local = replace(plan.local, epochs=1)
-
-    def short(client: int) -> ClientData:
-        data = plan.data.clients[client]
-        pool = data.unlabelled
-        if pool is not None:
-            pool = replace(pool, index=pool.index[: UNLABELLED * len(rows)])
-        return replace(data, labelled=data.labelled.subset(rows[rows < len(data.labelled)]), unlabelled=pool)
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        if way.how == "stack" and best > LARGE and plan.data.clients[0].labelled.x.device.type == "cpu":
-            return INF
-        engine = plan.part(architecture, way)
-        task = replace(engine.task, local=local)
-        if way.how == "loop":
-            client = members[0]
-            received = with_memory(engine.message(_first_downloads(plan, engine, [client]), client), wire.Bundle())
-            steps = len(list(planned_steps(task, short(client), client, 1)))
-
-            def work() -> None:
-                state = engine.state(client)
-                train_client(task, engine.skeleton, state, short(client), received, client, 1, lambda *kept: None)
-
-            return _best_time(work) / steps
-        assert isinstance(engine, StackEngine)
-        chosen = members[: max(2, min(len(members), int(0.02 / max(best, 1e-5))))]
-        whole = engine.jobs(_first_downloads(plan, engine, chosen))
-        jobs = [Job(j.client, j.state, short(j.client), j.received) for j in whole]
-        steps = sum(len(list(planned_steps(task, j.data, j.client, 1))) for j in jobs)
-        return _best_time(lambda: train_stack(task, engine.skeleton, jobs, 1)) / steps
-    finally:
-        torch.set_num_threads(before)
+    words = [f"{option.workers} workers"] if option.workers > 1 else []
+    return " ".join([*words, " and ".join(ways)]) + (f" {option.threads} threads" if option.threads > 1 else "")
 
 
 def _first_downloads(plan: Plan, engine: PlainEngine, clients: Sequence[int]) -> Downloads:
@@ -363,15 +255,6 @@ def _first_downloads(plan: Plan, engine: PlainEngine, clients: Sequence[int]) ->
             number[key] = len(messages)
             messages.append(wire.encode(exchange.message(state, client, 1)))
     return Downloads(1, messages, {c: number[exchange.audience(state, c, 1)] for c in clients})
-
-
-def _best_time(work: Callable[[], object]) -> float:
-    times: list[float] = []
-    while len(times) < 3 and (len(times) < 2 or sum(times) < SLOW):  # the first one warms up
-        began = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - began)
-    return min(times)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -68,6 +68,18 @@ class Taught(NamedTuple):
     failure: str
 
 
+def in_order(clients: Iterable[int], outcomes: Iterable[tuple[int, Outcome]]) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes in the order of the clients, because a sum depends on it; one that comes too early waits for its turn."""
+    waiting: dict[int, Outcome] = {}
+    turn = iter(clients)
+    client = next(turn, None)
+    for early, outcome in outcomes:
+        waiting[early] = outcome
+        while client in waiting:
+            yield client, waiting.pop(client)
+            client = next(turn, None)
+
+
 class Engine(Protocol):
     """Who trains the clients. It holds their states; the round itself is the same for every engine.
 
@@ -92,7 +104,7 @@ class Engine(Protocol):
         """Each client scored on its own samples, by its own model and what it is sent."""
         ...
 
-    def export(self) -> dict[int, ClientState]:
+    def export(self) -> Mapping[int, ClientState]:
         """The states worth saving: those of clients that took part and keep something."""
         ...
 
@@ -162,6 +174,10 @@ class PlainEngine:
         if not self.inputs.own_start:
             return ClientState(self.start)
         return ClientState(self._skeleton(self.inputs.build(client)).weights())
+
+    def groups(self, clients: Sequence[int]) -> list[list[int]]:
+        """Clients that are trained together, and so by one process. Worker processes share out whole groups."""
+        return [[client] for client in clients]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         for client in downloads.clients:
@@ -234,13 +250,13 @@ class PlainEngine:
         return replace(self.task, local=local)
 
     # --- states ---------------------------------------------------------------------------------------------------
-    def export(self) -> dict[int, ClientState]:
-        return dict(self.states)
+    def export(self) -> Mapping[int, ClientState]:
+        return self.states
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         for client, state in states.items():
             weights = {k: v.to(self.device) for k, v in state.weights.items()}
-            bank = None if state.bank is None else on_device(state.bank, self.device)
+            bank = None if state.bank is None else on_device(state.bank, self.device, copied=True)
             self.states[client] = ClientState(weights, state.optimiser, state.memory.to(self.device), bank)
 
     def close(self) -> None:

@@ -65,12 +65,20 @@ class MixedEngine:
     def state(self, client: int) -> ClientState:
         return self.parts[self.owner[client]].state(client)
 
+    def _owned(self, clients: Sequence[int]) -> dict[int, list[int]]:
+        """The clients of each architecture."""
+        owned: dict[int, list[int]] = {}
+        for client in clients:
+            owned.setdefault(self.owner[client], []).append(client)
+        return owned
+
     def _shares(self, downloads: Downloads) -> dict[int, Downloads]:
         """What the clients of each architecture are sent."""
-        shares: dict[int, list[int]] = {}
-        for client in downloads.clients:
-            shares.setdefault(self.owner[client], []).append(client)
-        return {which: downloads.only(clients) for which, clients in shares.items()}
+        return {which: downloads.only(clients) for which, clients in self._owned(downloads.clients).items()}
+
+    def groups(self, clients: Sequence[int]) -> list[list[int]]:
+        """Clients that are trained together; they have one architecture."""
+        return [group for which, own in self._owned(clients).items() for group in self.parts[which].groups(own)]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         """In the order asked: each architecture's engine goes on to its next client when that one's turn has come."""
@@ -86,8 +94,8 @@ class MixedEngine:
             scores |= self.parts[which].evaluate(share, how)
         return {client: scores[client] for client in downloads.clients}
 
-    def export(self) -> dict[int, ClientState]:
-        return dict(self.states)
+    def export(self) -> Mapping[int, ClientState]:
+        return self.states
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         self.parts[0].restore(states)

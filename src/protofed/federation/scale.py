@@ -92,7 +92,7 @@ class ScaledEngine:
         scores = {c: s for share in gather(own) for c, s in share.items()}
         return {c: scores[c] for c in downloads.clients}
 
-    def export(self) -> dict[int, ClientState]:
+    def export(self) -> Mapping[int, ClientState]:
         """All clients' states, gathered on every rank; the first one writes them."""
         own = {c: _detached(state) for c, state in self.inner.export().items()}
         everyone = {c: state for share in gather(own) for c, state in share.items()}

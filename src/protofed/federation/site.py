@@ -191,7 +191,7 @@ class SiteEngine:
             scores[client] = scores_of(decode(payload, f"client {client}"), f"client {client}")
         return scores
 
-    def export(self) -> dict[int, ClientState]:
+    def export(self) -> Mapping[int, ClientState]:
         """Nothing: states are the sites' own."""
         return {}
 

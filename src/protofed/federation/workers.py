@@ -18,7 +18,7 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from multiprocessing.connection import Connection, wait
@@ -33,7 +33,7 @@ from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle, Message
 from .batches import client_size
-from .engine import Downloads, Taught
+from .engine import Downloads, Taught, in_order
 from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import SingleProcess
@@ -59,13 +59,23 @@ def keep_pages() -> None:
 def reserve(size: int) -> mmap.mmap:
     """Memory that forked processes share; pages take room when they are written, not before."""
     lazily = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-    try:
-        return mmap.mmap(-1, max(1, size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | lazily)
-    except OSError as error:
-        raise ProtofedError(
-            f"engine=workers cannot reserve {size / 2**30:.1f} GiB for the clients' models ({error.strerror}); "
-            "use engine=loop"
-        ) from None
+    return mmap.mmap(-1, max(1, size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | lazily)
+
+
+def with_workers(inner: SingleProcess, workers: int) -> SingleProcess | WorkerEngine:
+    """The engine in worker processes; the engine itself, which gives the same bits, where there can be none."""
+    reason = ""
+    if multiprocessing.current_process().daemon:
+        reason = "a daemonic process may not start others"
+    elif "fork" not in multiprocessing.get_all_start_methods():
+        reason = "this system does not fork"
+    else:
+        try:
+            return WorkerEngine(inner, workers)
+        except OSError as error:
+            reason = str(error)
+    log.warning("engine: no worker processes (%s): clients are trained in this one, with the same result", reason)
+    return inner
 
 
 class SharedStates(MutableMapping[int, ClientState]):
@@ -105,7 +115,10 @@ class SharedStates(MutableMapping[int, ClientState]):
         which = self.owner[client]
         *pieces, means, counts = self._place(client, place).split(self.pieces[which])
         weights = {n: p.view(v.shape) for (n, v), p in zip(self.starts[which].items(), pieces, strict=True)}
-        bank = PrototypeBank(means.view(self.bank_shape), counts) if self.banked[3 * client + place] else None
+        if not self.banked[3 * client + place]:
+            return ClientState.of(weights, extra, None)
+        # copies, because the last bits of a product depend on where in memory its numbers begin
+        bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
@@ -150,13 +163,12 @@ class SharedStates(MutableMapping[int, ClientState]):
 class Arena:
     """Shared memory for messages: one side writes, then the other reads."""
 
-    def __init__(self) -> None:
-        self.memory = reserve(ARENA)
-        self.used = 0
+    def __init__(self, size: int = ARENA) -> None:
+        self.memory, self.size, self.used = reserve(size), size, 0
 
     def put(self, message: Message) -> tuple[int, int] | Message:
         """Where the message lies; the message itself where it is small or does not fit."""
-        if len(message) < PIPE or self.used + len(message) > ARENA:
+        if len(message) < PIPE or self.used + len(message) > self.size:
             return message
         begin = self.used
         self.memory[begin : begin + len(message)] = message
@@ -195,9 +207,8 @@ class PlacedMessages:
 class WorkerEngine:
     """Spreads clients over worker processes, each of which trains them with `inner` (a loop or a stack)."""
 
-    def __init__(self, inner: SingleProcess, workers: int, *, stacked: Sequence[bool] = (False,)) -> None:
-        """`stacked`: for each architecture, whether a worker takes its share of all clients at once, or one at a time."""
-        self.inner, self.stacked = inner, stacked
+    def __init__(self, inner: SingleProcess, workers: int) -> None:
+        self.inner = inner
         self.starts, self.owner, self.dim, self.parameters = inner.starts, inner.owner, inner.dim, inner.parameters
         self.method, self.data = inner.method, inner.data
         if any(v.dtype != torch.float32 or v.device.type != "cpu" for start in self.starts for v in start.values()):
@@ -213,20 +224,19 @@ class WorkerEngine:
     # --- the parent -----------------------------------------------------------------------------------------------
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         """Outcomes in the order asked, because a sum depends on it; those that come too early wait for their turn."""
+        groups = self.inner.groups(downloads.clients)
         large = any(part.kind == "weights" for part in self.method.exchange.up)
-        groups = self._groups(downloads.clients, in_order=large)
+        if not large:  # what comes back in another order than asked may wait
+            groups.sort(key=lambda group: -self._work(group))
+        return in_order(downloads.clients, self._trained(downloads, groups))
+
+    def _trained(self, downloads: Downloads, groups: Sequence[list[int]]) -> Iterator[tuple[int, Outcome]]:
         self.places, self.arena.used = {}, 0
-        waiting: dict[int, Outcome] = {}
-        turn = iter(downloads.clients)
-        client = next(turn, None)
         for job, replies in self._run([self._job(downloads, clients, self._extras(clients)) for clients in groups]):
             if replies is None:
                 lost = Outcome(None, {}, "its worker process died each time it was tried")
                 replies = dict.fromkeys(groups[job], lost)
-            waiting |= replies
-            while client in waiting:
-                yield client, waiting.pop(client)
-                client = next(turn, None)
+            yield from replies.items()
 
     def teach(self, state: Any, round: int) -> Taught:
         return self.inner.teach(state, round)
@@ -234,7 +244,8 @@ class WorkerEngine:
     def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
         if not self.inner.model_for_each:
             return self.inner.evaluate(downloads, how)
-        groups = self._groups(downloads.clients, of_tests=not self.method.predict.tuning)
+        groups = self.inner.groups(downloads.clients)
+        groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
         self.places, self.arena.used = {}, 0
         scores: dict[int, Scores] = {}
         for job, reply in self._run([self._job(downloads, clients, how) for clients in groups]):
@@ -252,23 +263,11 @@ class WorkerEngine:
         places = {which: self.places[which] for which in dict.fromkeys(audience.values())}
         return downloads.purpose, downloads.round, audience, places, downloads.serial, beside
 
-    def _groups(self, clients: list[int], of_tests: bool = False, in_order: bool = False) -> list[list[int]]:
-        """Most work first, so that the last job to end is a short one; in the order asked where what comes back is large
-        and would have to wait. A job holds clients of one architecture."""
-
-        def work(group: list[int]) -> int:
-            own = [self.data.clients[c] for c in group]
-            samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in own)
-            return samples * self.parameters[self.owner[group[0]]]
-
-        if in_order and not any(self.stacked):
-            return [[client] for client in clients]
-        groups: list[list[int]] = []
-        for which, stacked in enumerate(self.stacked):
-            members = sorted((c for c in clients if self.owner[c] == which), key=lambda c: -work([c]))
-            shares = min(self.count, len(members)) if stacked else len(members)
-            groups += [members[i::shares] for i in range(shares)]
-        return sorted(groups, key=work, reverse=True)
+    def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
+        """How long a group takes, for giving out the longest first, so that the last one to end is a short one."""
+        own = [self.data.clients[c] for c in group]
+        samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in own)
+        return samples * self.parameters[self.owner[group[0]]]
 
     def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
         return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}
@@ -278,8 +277,7 @@ class WorkerEngine:
 
         A worker is given a job when it waits for one: with both sides writing at once, full pipes would block both.
         """
-        while len(self.workers) < self.count:
-            self.workers.append(self._start())
+        self._start_all()
         tries = [0] * len(jobs)
         waiting = deque(range(len(jobs)))
         while True:
@@ -290,7 +288,7 @@ class WorkerEngine:
                         worker.pipe.send(jobs[worker.job])
             busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
-                return
+                break
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 try:
@@ -308,12 +306,31 @@ class WorkerEngine:
                     self.close()
                     raise content
                 job, worker.job = worker.job, None
-                reply = self._take(worker, jobs[job][0], content)
+                reply = self._take(worker.arena, jobs[job][0], content)
                 if waiting:  # it works on while the reply is used
                     worker.job = waiting.popleft()
                     with contextlib.suppress(OSError):
                         worker.pipe.send(jobs[worker.job])
                 yield job, reply
+        yield from self._run_here(jobs, waiting)  # those that are left because no worker could be started
+
+    def _start_all(self) -> None:
+        """Start the workers that are missing, or as many of them as the system allows."""
+        try:
+            while len(self.workers) < self.count:
+                self.workers.append(self._start())
+        except OSError as error:
+            self.count = len(self.workers)
+            log.warning("engine: only %d worker processes could be started (%s)", self.count, error)
+
+    def _run_here(self, jobs: Sequence[tuple[Any, ...]], numbers: Iterable[int]) -> Iterator[tuple[int, Any]]:
+        """Some of the jobs one after another in this process."""
+        nowhere = Arena(0)
+        for number in numbers:
+            extras = self.states.extras
+            content = self._do(jobs[number], nowhere)
+            self.states.extras = extras
+            yield number, self._take(nowhere, jobs[number][0], content)
 
     def _bury(self, worker: Worker) -> int:
         """Replace a dead worker; gives the job it was at."""
@@ -325,18 +342,18 @@ class WorkerEngine:
         )
         worker.pipe.close()
         self.workers.remove(worker)
-        self.workers.append(self._start())
+        self._start_all()
         assert worker.job is not None
         return worker.job
 
-    def _take(self, worker: Worker, kind: str, content: Any) -> Any:
+    def _take(self, arena: Arena, kind: str, content: Any) -> Any:
         if kind == "evaluate":
             return content
         outcomes = {}
         for client, place, extra, upload, *about in content:
             if place:
-                self.states.commit(client, place, worker.arena.get(extra))
-            outcomes[client] = Outcome(None if upload is None else worker.arena.take(upload), *about)
+                self.states.commit(client, place, arena.get(extra))
+            outcomes[client] = Outcome(None if upload is None else arena.take(upload), *about)
         return outcomes
 
     def _start(self) -> Worker:
@@ -354,8 +371,9 @@ class WorkerEngine:
         """A worker's life: take a job, do it, reply; end when the parent's end of the pipe is closed."""
         for other in inherited:
             other.close()  # else a sibling's pipe would stay open after the parent is gone
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer; it closes the pipe
-        torch.set_num_threads(1)
+        for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's to answer; it closes the pipe
+            signal.signal(number, signal.SIG_IGN)
+        torch.set_num_threads(1)  # as in the parent, where engine=workers allows no more
         keep_pages()
         while True:
             try:
@@ -391,8 +409,8 @@ class WorkerEngine:
         return replies
 
     # --- states ---------------------------------------------------------------------------------------------------
-    def export(self) -> dict[int, ClientState]:
-        return dict(self.states)
+    def export(self) -> Mapping[int, ClientState]:
+        return self.states
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         for client, state in states.items():

@@ -1,6 +1,6 @@
 """Other ways to compute the convolutions of a network: the same numbers up to rounding, sooner for some shapes.
 
-Which way is the fastest is measured before the first round. Parameters keep their names, so weights fit either way.
+`federation.rule` says which is used. Parameters keep their names, so weights fit either way.
 """
 
 from __future__ import annotations

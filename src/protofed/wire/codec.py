@@ -62,7 +62,7 @@ def decode(message: Message, source: str = "message", expected: Expected | None 
     """Decode a message. Nothing in the message is ever executed.
 
     Args:
-        message: the bytes. Tensors of the bundle lie in a copy of them, and in the message itself where it is a `bytearray`,
+        message: the bytes. Tensors of the bundle lie in a copy of them, or in the message itself where it is a `bytearray`,
             which nobody else may then change.
         source: the sender's name, for errors.
         expected: what the message must look like. Shapes of banks are checked before memory is taken for them, and

@@ -37,6 +37,7 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 TORCH_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+ALIGNMENT = 64  # bytes, of torch's own memory
 NUMBER = struct.Struct("<d")
 BankShapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -159,11 +160,17 @@ def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:
     return shapes
 
 
+def _aligned(flat: Tensor) -> Tensor:
+    """A tensor that begins where torch's own begin: the last bits of a product depend on it."""
+    return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.clone()
+
+
 def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
     """The tensors of messages of one layout, side by side along a first axis.
 
     Args:
-        messages: the bytes of each. Tensors lie in a copy of them; those of a single `bytearray` lie in it.
+        messages: the bytes of each. Tensors lie in a copy of them; those of a single `bytearray` lie in it where they are
+            aligned.
         about: the layout that all of them have.
 
     Returns:
@@ -190,7 +197,7 @@ def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Ten
             result[name] = torch.empty((len(messages), *shape), dtype=dtype)
         elif single is not None:
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=skipped + begin)
-            result[name] = flat.view(1, *shape)
+            result[name] = _aligned(flat).view(1, *shape)
         else:
             piece = rows[:, skipped + begin : skipped + begin + count * dtype.itemsize]
             result[name] = piece.contiguous().view(dtype).view(len(messages), *shape)

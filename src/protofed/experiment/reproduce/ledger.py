@@ -58,8 +58,8 @@ def _preset_section(preset: Preset, results: Path) -> str:
             continue
         rows_of = {folder: read_rows(folder)[0] for folder in folders}
         rows = [row for part in rows_of.values() for row in part]
-        runs = {label: _runs_of_row(label, entries[label], rows) for label in preset.labels}
-        reproduction = reproduction.with_column(column, preset.heading(column, size), runs)
+        lines = [Row(label, label, {}, _runs_of_row(label, entries[label], rows)) for label in preset.labels]
+        reproduction = reproduction.with_column(column, preset.heading(column, size), lines)
         sources += [f"- {column}: {_provenance(folder, part, results)}" for folder, part in rows_of.items()]
     if not reproduction.columns:
         return f"Not measured yet: {command}.\n"

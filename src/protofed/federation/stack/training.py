@@ -1,0 +1,256 @@
+"""The training of many clients in one call.
+
+Parameters, buffers and optimiser state get a leading client axis, and `torch.func.vmap` gives every client its own loss. The
+gradient of their sum is every client's own, as no parameter belongs to two. Clients with more steps come first, so those
+still training at a step are a slice, and nothing is computed for the others. A short last batch is padded with samples of
+weight 0, except under batch norm, whose statistics padding would change: there, clients whose batches differ in size are
+run apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from ... import seeds
+from ...bank import PrototypeBank
+from ...data.types import ClientData
+from ...methods.client import Pseudo
+from ...models import norm
+from ...models.base import Levels, Output
+from ...models.skeleton import Skeleton, frozen
+from ...parts import Batch, Received, View
+from ..batches import Task, all_samples, draws, planned_steps, viewed_pool
+from ..local import (
+    ClientState,
+    PseudoLabels,
+    Training,
+    check_trainable,
+    one_sample_is_too_few,
+    step_size,
+    what_is_not_finite,
+)
+from ..optimiser import Optimiser
+from .batches import StepPlan, Tensors, batch_of, together
+from .outputs import StackedOutputs, stacked_outputs
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part in a stack."""
+
+    client: int
+    state: ClientState
+    data: ClientData
+    received: Received
+
+
+class StackedNetwork:
+    """One client's slice of the stack, inside `vmap`."""
+
+    def __init__(self, module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.module, self.params, self.buffers = module, params, buffers
+
+    def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
+        return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
+
+    def levels(self, x: Tensor) -> Levels:
+        return functional_call(self.module, {**self.buffers, **self.params}, (x,), {"levels": True})
+
+    def frozen(self, x: Tensor, weights: Mapping[str, Tensor]) -> Output:
+        return frozen(self.module, x, weights)
+
+
+def _common(values: Sequence[Any]) -> tuple[Any, Any]:
+    """A value for all clients: shared as it is where it is the same object, stacked where it is not."""
+    first = values[0]
+    if all(v is first for v in values):
+        return first, None
+    leaves, spec = pytree.tree_flatten(first)
+    columns = zip(*(pytree.tree_flatten(v)[0] for v in values), strict=True)
+    stacked = [torch.stack([torch.as_tensor(v) for v in column]) for column in columns]
+    return pytree.tree_unflatten(stacked, spec), (pytree.tree_unflatten([0] * len(leaves), spec) if leaves else None)
+
+
+def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> list[Training]:
+    """The steps of many clients' training at once; results in the order of `jobs`."""
+    stack = Stack(task, skeleton, jobs, round)
+    with torch.random.fork_rng(devices=[]):
+        seeds.start_default_stream(stack.device, task.seed, "dropout", stack.jobs[0].client, round)
+        for step in range(stack.plan.counts[0]):
+            stack.take_step(step)
+    return stack.results()
+
+
+class Stack:
+    """Clients in training together, those with more steps first."""
+
+    def __init__(self, task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> None:
+        for job in jobs:
+            check_trainable(task, job.data, job.client)
+        planned = [list(planned_steps(task, job.data, job.client, round)) for job in jobs]
+        self.order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
+        self.task, self.skeleton, self.round = task, skeleton, round
+        self.jobs, self.steps = [jobs[k] for k in self.order], [planned[k] for k in self.order]
+        self.plan = StepPlan.make(self.steps, [j.data for j in self.jobs])
+        self.device = jobs[0].data.labelled.x.device
+        self.streams: list[torch.Generator] = []
+        if task.augmentation is not None or task.learner.feed.draws:
+            self.streams = [seeds.torch_stream(task.seed, "views", j.client, round) for j in self.jobs]
+        self.alone = any(isinstance(m, _BatchNorm) for m in skeleton.module.modules())
+        self.totals: dict[str, Tensor] = {}
+        self.pseudo = [PseudoLabels() for _ in jobs]
+        self._load()
+        self.received, self.dims = _common([j.received for j in self.jobs])
+        self.shared = self.dims is None  # what was received is the same for all: it need not go through vmap
+
+    def _load(self) -> None:
+        """Parameters, buffers and optimiser states of all clients side by side."""
+        skeleton, local = self.skeleton, self.task.local
+        starts = [self.task.learner.begin(j.state.weights, j.received) for j in self.jobs]
+        weights = {name: torch.stack([s[name] for s in starts]) for name in skeleton.slots}
+        self.buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
+        # gradients of a linear layer's matrices come transposed; the fused optimiser wants both to lie alike
+        layers = skeleton.module.named_modules()
+        matrices = {f"{name}.weight" for name, layer in layers if type(layer) is nn.Linear}
+        self.params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
+        kept = [j.state.optimiser if local.keep_optimiser else {} for j in self.jobs]
+        self.optimiser = Optimiser(local, self.params, kept, self.round)
+        skeleton.module.train()
+
+    def _loss(
+        self, params: Tensors, buffers: Tensors, batch: Tensors, received: Received
+    ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
+        own = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
+        net = StackedNetwork(self.skeleton.module, params, own)
+        terms, pseudo = self.task.loss(net, Batch(**batch), received, self.round)
+        return terms, own, () if pseudo is None else tuple(t.detach() for t in pseudo)
+
+    def _loss_of_all(
+        self, params: Tensors, buffers: Tensors, batch: Tensors
+    ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
+        return self._loss(params, buffers, batch, self.received)
+
+    def take_step(self, s: int) -> None:
+        """One step of all clients that still have one; under batch norm, those with batches of one size at a time."""
+        active = sum(count > s for count in self.plan.counts)
+        loss, dims = (self._loss_of_all, 0) if self.shared else (self._loss, (0, 0, 0, self.dims))
+        losses = vmap(loss, in_dims=dims, randomness="different")
+        for rows, widths in together(self.plan.sizes(s, active), self.alone):
+            members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
+            drawn = [draws(self.task, self.steps[k][s], self.streams[k]) if self.streams else {} for k in members]
+            batch, counted = batch_of(self.task, self.plan, self.jobs[0].data, rows, s, widths, drawn)
+            received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
+            params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
+            with one_sample_is_too_few(self.jobs[0].client):
+                buffers = {n: b[rows] for n, b in self.buffers.items()}
+                terms, moved, pseudo = losses(params, buffers, batch, *received)
+            total = torch.stack(list(terms.values())).sum()
+            gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
+            self.optimiser.step(gradient, rows)
+            for name, value in moved.items():
+                self.buffers[name][rows] = value.detach()
+            for name, value in terms.items():
+                if name not in self.totals:
+                    self.totals[name] = torch.zeros(len(self.jobs), device=self.device)
+                self.totals[name][rows] += value.detach() * counted
+            for place, k in enumerate(members if pseudo else ()):
+                step = self.steps[k][s]
+                labelled = 0 if step.unlabelled is None else len(step.unlabelled)
+                self.pseudo[k].add(step, Pseudo(*(t[place, :labelled] for t in pseudo)))
+
+    def results(self) -> list[Training]:
+        """Every client after training, in the order of the jobs."""
+        task, local = self.task, self.task.local
+        seen = torch.tensor([sum(map(step_size, own)) for own in self.steps], dtype=torch.float32, device=self.device)
+        means = {name: (value / seen).tolist() for name, value in self.totals.items()}
+        whole = {**{name: p.contiguous() for name, p in self.params.items()}, **self.buffers}
+        if norm.collects(self.skeleton.module):
+            _collect(self.skeleton, whole, self.buffers, self.jobs)
+        whole = {name: whole[name] for name in self.skeleton.slots}
+        outputs = StackedOutputs(self.skeleton, whole, [j.data for j in self.jobs], task.num_classes)
+        finite = _finite_rows(whole, len(self.jobs))
+        results: dict[int, Training] = {}
+        for k, job in enumerate(self.jobs):
+            terms = {name: values[k] for name, values in means.items()}
+            own = {name: value[k] for name, value in whole.items()}
+            failure = what_is_not_finite(terms, {} if finite[k] else own)
+            trained = None if failure else StackedClient(outputs, k, own, task, job, self.round)
+            kept = self.optimiser.export(k) if local.keep_optimiser else {}
+            counts = self.pseudo[k].counts(task, job.data, job.client)
+            results[self.order[k]] = Training(trained, kept, terms, failure, counts)
+        return [results[k] for k in range(len(self.jobs))]
+
+
+def _collect(skeleton: Skeleton, weights: Mapping[str, Tensor], buffers: Tensors, jobs: Sequence[Job]) -> None:
+    """Static batch norm's statistics, client by client: padding must not enter them."""
+    for k, job in enumerate(jobs):
+        skeleton.load({name: value[k] for name, value in weights.items()})
+        skeleton.collect(all_samples(job.data))
+        for name in buffers:
+            buffers[name][k] = skeleton.slots[name]
+
+
+def _finite_rows(weights: Mapping[str, Tensor], clients: int) -> list[bool]:
+    good = torch.ones(clients, dtype=torch.bool)
+    for value in weights.values():
+        good &= torch.isfinite(value.reshape(clients, -1).sum(1)).cpu()
+    return good.tolist()
+
+
+@dataclass(frozen=True)
+class StackedClient:
+    """One trained client of a stack."""
+
+    stack: StackedOutputs
+    k: int
+    weights: Mapping[str, Tensor]
+    task: Task
+    job: Job
+    round: int
+
+    @property
+    def num_unlabelled(self) -> int:
+        return len(self.job.data.unlabelled or ())
+
+    @property
+    def generator(self) -> torch.Generator:
+        return seeds.torch_stream(self.task.seed, "return", self.job.client, self.round)
+
+    def unlabelled(self, view: View = "none", weights: Mapping[str, Tensor] | None = None) -> Output:
+        x = viewed_pool(self.task, self.job.data, view, self.job.client, self.round)
+        return self.run(x) if weights is None else self.stack.skeleton.outputs(x, weights)
+
+    def run(self, x: Tensor) -> Output:
+        own = {name: value[self.k : self.k + 1] for name, value in self.stack.weights.items()}
+        output = stacked_outputs(self.stack.skeleton, own, x, torch.arange(len(x), device=x.device)[None])
+        return Output(*(t[0] for t in output))
+
+    def outputs(self) -> tuple[Output, Batch]:
+        output, y, weight = self.stack.outputs
+        samples = self.stack.data[self.k]
+        n = len(samples)
+        own = Output(output.embedding[self.k, :n], output.logits[self.k, :n])
+        return own, Batch(samples.take()[0], y[self.k, :n], weight[self.k, :n])
+
+    @cached_property
+    def _bank(self) -> PrototypeBank:
+        return self.stack.banks[self.k]
+
+    def bank(self) -> PrototypeBank:
+        return self._bank
+
+    @property
+    def own_bank(self) -> PrototypeBank | None:
+        return self.__dict__.get("_bank")
+
+    def low_bank(self) -> PrototypeBank:
+        return self.stack.low_banks[self.k]
