@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     Progress,
@@ -24,6 +23,7 @@ from protofed.experiment.compare import (
     resume_comparison,
     sweep_grid,
 )
+from support.small import SMALL, blobs
 
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
 FIXED = {"engine": "loop", "layout": "contiguous", "workers": 1, "threads": 1}  # the same bits in every run

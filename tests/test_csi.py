@@ -17,16 +17,9 @@ from hypothesis import strategies as st
 
 from protofed.data import csi, load
 from protofed.errors import ProtofedError
+from support.errors import refusal
 
 csiread = pytest.importorskip("csiread")
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text, "one line"
-    return text
 
 
 # --- writers ----------------------------------------------------------------------------------------------------------

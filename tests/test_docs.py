@@ -76,7 +76,7 @@ README = [b for b in PYTHON if b.page.name == "README.md"]
 
 # --- Python -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, own_names):
     """A folder to work in, with a small mine.npz; runs are short, and what a page registers is forgotten afterwards."""
     rng = np.random.default_rng(0)
     y = np.arange(150) % 4
@@ -84,8 +84,6 @@ def place(tmp_path, monkeypatch):
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    for registry in REGISTRIES.values():
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     run, compare = pf.run, pf.compare
 
     def short(given: dict[str, Any]) -> dict[str, Any]:

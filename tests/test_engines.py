@@ -20,19 +20,18 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed import methods, models
 from protofed.bank import PrototypeBank
 from protofed.data import Dataset
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.choose import EngineSettings
-from protofed.methods.base import registry as method_registry
 from protofed.methods.server import State, state
 from protofed.models import convolution
 from protofed.models.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
 from protofed.models.skeleton import Skeleton
 from protofed.wire import Exchange
+from support.small import SMALL, blobs, labels_for
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -153,6 +152,7 @@ def test_kept_optimisers(optimiser, engine):
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.usefixtures("own_names")
 def test_client_memory_own_models_and_a_different_download_for_each(engine):
     """What the interface must carry: state a client keeps, and messages that differ from client to client."""
 
@@ -185,13 +185,10 @@ def test_client_memory_own_models_and_a_different_download_for_each(engine):
         def update(self, state, reduced, round, setup):
             return Scaled(reduced.bank.filled_from(state.mean))
 
-    try:
-        settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})
-        assert_same(settings, ENGINES[engine])
-        _, states, _ = finish(settings, ENGINES[engine])
-        assert all(memory.scalars == {"rounds": 3.0} for _, _, memory, _ in states.values())
-    finally:
-        method_registry._entries.pop("personal")
+    settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})
+    assert_same(settings, ENGINES[engine])
+    _, states, _ = finish(settings, ENGINES[engine])
+    assert all(memory.scalars == {"rounds": 3.0} for _, _, memory, _ in states.values())
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
@@ -277,6 +274,7 @@ def test_large_kept_state_does_not_block_the_pipes():
     assert_same(resolve("fedproto", keys), ENGINES["workers"])
 
 
+@pytest.mark.usefixtures("own_names")
 def test_memory_that_comes_and_goes():
     @methods.register("forgetful")
     @dataclass(frozen=True)
@@ -290,11 +288,8 @@ def test_memory_that_comes_and_goes():
         def remember(self, trained, received, round):
             return pf.wire.Bundle(weights={"a": torch.ones(2)} if round % 2 else {})
 
-    try:
-        for engine in ("stack", "workers", "workers stack"):
-            assert_same(resolve("forgetful", {**SMALL, "data": blobs(), "rounds": 4}), ENGINES[engine])
-    finally:
-        method_registry._entries.pop("forgetful")
+    for engine in ("stack", "workers", "workers stack"):
+        assert_same(resolve("forgetful", {**SMALL, "data": blobs(), "rounds": 4}), ENGINES[engine])
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers stack"])
@@ -336,6 +331,7 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
     federation.engine.close()
 
 
+@pytest.mark.usefixtures("own_names")
 def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
     @methods.register("deadly")
     @dataclass(frozen=True)
@@ -347,18 +343,15 @@ def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().returned(trained, received, round)
 
-    try:
-        settings = resolve("deadly", {**SMALL, "data": blobs(), "rounds": 2, "shot_spread": 4.0})
-        _, federation = build(settings.with_engine(ENGINES["workers"]))
-        sizes = [len(c.labelled) for c in federation.data.clients]
-        largest = max(sizes)
-        bad = {i for i, n in enumerate(sizes) if n == largest}
-        records = list(federation)
-        assert all(set(r.dropped) == bad for r in records)
-        assert all("died" in why for r in records for why in r.dropped.values())
-        federation.engine.close()
-    finally:
-        method_registry._entries.pop("deadly")
+    settings = resolve("deadly", {**SMALL, "data": blobs(), "rounds": 2, "shot_spread": 4.0})
+    _, federation = build(settings.with_engine(ENGINES["workers"]))
+    sizes = [len(c.labelled) for c in federation.data.clients]
+    largest = max(sizes)
+    bad = {i for i, n in enumerate(sizes) if n == largest}
+    records = list(federation)
+    assert all(set(r.dropped) == bad for r in records)
+    assert all("died" in why for r in records for why in r.dropped.values())
+    federation.engine.close()
 
 
 def test_workers_end_with_their_parent(tmp_path):
@@ -400,6 +393,7 @@ def test_auto_chooses_logs_and_writes_down_its_choice(caplog, tmp_path):
     assert all(chosen[key] not in ("auto", 0) for key in changes)
 
 
+@pytest.mark.usefixtures("own_names")
 def test_auto_trains_a_model_that_cannot_be_stacked(caplog):
     class Branching(nn.Module):
         def __init__(self, classes):
@@ -414,13 +408,10 @@ def test_auto_trains_a_model_that_cannot_be_stacked(caplog):
 
     models.register_module("branching", lambda shape, classes: Branching(classes))
     keys = {k: v for k, v in SMALL.items() if k not in ("embedding", "hidden", "model", "engine", "layout", "workers")}
-    try:
-        with caplog.at_level(logging.INFO, "protofed"):
-            result = pf.run("fedproto", model="branching", data=blobs(), **keys)
-        assert result.metrics
-        assert "cannot be stacked" in caplog.text
-    finally:
-        models.registry._entries.pop("branching")
+    with caplog.at_level(logging.INFO, "protofed"):
+        result = pf.run("fedproto", model="branching", data=blobs(), **keys)
+    assert result.metrics
+    assert "cannot be stacked" in caplog.text
 
 
 def test_an_idle_client_takes_no_memory():

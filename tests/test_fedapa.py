@@ -12,7 +12,6 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import methods, seeds, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
@@ -22,6 +21,7 @@ from protofed.methods import Setup, Shared
 from protofed.models.base import Output
 from protofed.parts import Batch, Received, Running, Upload
 from protofed.wire import Bundle
+from support.small import SMALL, blobs
 
 FAST = {"warm_up": {"start": 0, "end": 3}}  # λ reaches its maximum within a short run
 TAU = 0.5

@@ -8,15 +8,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed import methods, wire
 from protofed.bank import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods.base import registry as method_registry
 from protofed.parts import Upload, reduce, weighted_average
 from protofed.wire import Bundle
-from reference import naive
+from support.reference import naive
+from support.small import SMALL, blobs, labels_for
 
 SHORT_RAMP = {"alignment": {"start": 1, "end": 3}}
 
@@ -301,6 +300,7 @@ def test_evaluation_counts_by_hand(tiny):
         assert (scores.head, scores.prototype, scores.samples) == (head, near, len(y))
 
 
+@pytest.mark.usefixtures("own_names")
 def test_a_method_is_one_registration(tiny):
     """What CONTRIBUTING promises: a dataclass and a decorator, and it runs by name."""
 
@@ -313,11 +313,8 @@ def test_a_method_is_one_registration(tiny):
             _, logits = net(batch.x)
             return {"nothing": 0 * logits.sum()}
 
-    try:
-        result = pf.run("always-zero", **{**SMALL, "data": tiny})
-        assert result.metrics[0]["accuracy_head"] == result.metrics[-1]["accuracy_head"]
-    finally:
-        method_registry._entries.pop("always-zero")
+    result = pf.run("always-zero", **{**SMALL, "data": tiny})
+    assert result.metrics[0]["accuracy_head"] == result.metrics[-1]["accuracy_head"]
 
 
 def test_best_on_validation_is_chosen_by_validation_and_never_by_test(tiny):

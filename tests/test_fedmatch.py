@@ -11,7 +11,6 @@ from torch import nn
 from torch.func import functional_call
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import wire
 from protofed.evaluate.cost import client_bytes
 from protofed.experiment.run import build
@@ -23,6 +22,7 @@ from protofed.models.decomposed import PSI, Decomposed
 from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Received, Running, Upload
 from protofed.wire import Bundle
+from support.small import SMALL, blobs
 
 C = 4
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16, "lr": 0.002}

@@ -12,7 +12,7 @@ from PIL import Image
 from protofed.errors import ProtofedError
 from protofed.report import commands, figures
 from protofed.report.read import read_folder
-from run_folders import accuracy, make_comparison, make_run
+from support.run_folders import accuracy, make_comparison, make_run
 
 
 def test_accuracy_lines_are_the_means_over_seeds(tmp_path):

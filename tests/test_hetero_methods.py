@@ -14,7 +14,6 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conftest import SMALL, blobs
 from protofed import PrototypeBank, aggregate, losses, methods, seeds, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
@@ -28,6 +27,7 @@ from protofed.methods.fedtgp import FedTGP, descend, prototypes
 from protofed.models.base import LOW, Levels, Output
 from protofed.parts import Batch, Received, Running, Upload
 from protofed.wire import Bundle
+from support.small import SMALL, blobs
 from test_engines import ENGINES, LOOP, assert_same, finish
 
 torch.set_num_threads(1)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import protofed as pf
-from conftest import AT_SERVER, SMALL, blobs, labels_for
 from protofed import methods, models, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.architectures import architectures, labels, parse
@@ -15,6 +14,7 @@ from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.federation.mixed import for_architecture, marked
 from protofed.wire import Bundle
+from support.small import AT_SERVER, SMALL, blobs, labels_for
 from test_engines import ENGINES, LOOP, assert_same
 
 MIX = {k: v for k, v in SMALL.items() if k not in ("model", "embedding", "hidden")} | {
@@ -107,18 +107,15 @@ def test_what_is_wrong_is_said_in_a_line(changes, said):
         build(settings_for("fedproto", **changes))
 
 
+@pytest.mark.usefixtures("own_names")
 def test_an_own_network_of_another_width_takes_part(tiny):
     models.register_module("threefold", lambda shape, classes: nn.Sequential(nn.Linear(shape[0], 3), nn.ReLU()))
-    try:
-        given = {**MIX, "data": tiny, "models": "threefold,mlp", "rounds": 2}
-        result = pf.run("fedpagr", **given)
-        assert set(result.summary["model_parameters"]) == {"threefold", "mlp"}
-        models.register_module("picture", lambda shape, classes: nn.Unflatten(1, (2, 3)))
-        with pytest.raises(ProtofedError, match="flatten"):
-            pf.run("fedpagr", **{**given, "models": "picture,mlp"})
-    finally:
-        for name in ("threefold", "picture"):
-            models.registry._entries.pop(name, None)
+    given = {**MIX, "data": tiny, "models": "threefold,mlp", "rounds": 2}
+    result = pf.run("fedpagr", **given)
+    assert set(result.summary["model_parameters"]) == {"threefold", "mlp"}
+    models.register_module("picture", lambda shape, classes: nn.Unflatten(1, (2, 3)))
+    with pytest.raises(ProtofedError, match="flatten"):
+        pf.run("fedpagr", **{**given, "models": "picture,mlp"})
 
 
 # --- what travels -----------------------------------------------------------------------------------------------------

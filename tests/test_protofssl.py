@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import PrototypeBank, wire
 from protofed.evaluate.cost import client_bytes
 from protofed.experiment.run import build
@@ -21,6 +20,7 @@ from protofed.methods.protofssl import ModelAndHelpers, ProtoFSSL
 from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Each, Received, Reduce, Running, Upload
 from protofed.wire import Bundle
+from support.small import SMALL, blobs
 from test_engines import ENGINES, LOOP
 
 C, D = 4, 5

@@ -16,7 +16,7 @@ from PIL import Image
 
 from protofed.report.live import LiveServer
 from protofed.report.page import write_page
-from run_folders import accuracy, make_comparison, make_run, make_snapshot
+from support.run_folders import accuracy, make_comparison, make_run, make_snapshot
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import cli
+from support.small import SMALL, blobs
 
 KEYS = ["data=digits", "clients=4", "shot=6", "rounds=4", "evaluate_every=2", "engine=loop", "threads=1", "workers=1"]
 

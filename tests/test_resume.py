@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed.errors import ProtofedError
 from protofed.experiment.folder import RunFolder
+from support.small import SMALL, blobs, labels_for
 
 KEYS = ["rounds=40", "clients=6", "shot=8", "checkpoint_every=3", "participation=0.7", "batch=4", "hidden=32"]
 

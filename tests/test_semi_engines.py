@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import SMALL, blobs, labels_for
 from protofed import methods
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.batches import all_samples
 from protofed.models.skeleton import Skeleton
+from support.small import SMALL, blobs, labels_for
 from test_engines import ENGINES, LOOP, assert_same, finish, images, leaves
 
 SEMI = [name for name in methods.available() if methods.get(name).feed.reads_unlabelled]

@@ -14,7 +14,6 @@ from torch import nn
 from torch.func import functional_call
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import losses, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
@@ -28,6 +27,7 @@ from protofed.models.decomposed import PSI, Decomposed
 from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Received, Unlabelled, Upload
 from protofed.wire import Bundle
+from support.small import SMALL, blobs
 from test_engines import ENGINES, LOOP, assert_same, finish, images
 from test_fedmatch import collapsed, updated
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import SMALL, blobs, labels_for
 from protofed import methods, wire
 from protofed.evaluate import Confusion, Scores, Snapshot
 from protofed.experiment.architectures import architectures
@@ -17,6 +16,7 @@ from protofed.federation.choose import Plan
 from protofed.federation.rounds import Federation
 from protofed.federation.site import FolderStates, Site, SiteEngine, bundle_of, opened, scores_of, sealed
 from protofed.wire import WireError
+from support.small import SMALL, blobs, labels_for
 from test_engines import LOOP
 
 

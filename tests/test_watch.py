@@ -17,7 +17,7 @@ from protofed.errors import ProtofedError
 from protofed.report import commands
 from protofed.report.content import content
 from protofed.report.live import LiveServer, Source
-from run_folders import make_comparison, make_run
+from support.run_folders import make_comparison, make_run
 
 
 @contextmanager
