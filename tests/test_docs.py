@@ -172,7 +172,7 @@ def test_a_command_uses_what_exists(line, place):
     for file in parsed.get("load") or ():
         runpy.run_path(str(ROOT / file), run_name="mine")
     (place / "pictures").mkdir()
-    files = [ROOT / file for file in parsed["config"] or ()]
+    files = [Path(file) for file in parsed["config"] or ()]
     if command.name in ("compare", "sweep"):
         names, given = parse_words(parsed["methods_and_settings"] or ())
         if command.name == "sweep":

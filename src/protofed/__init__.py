@@ -3,10 +3,8 @@
 from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
 from .bank import PrototypeBank
 from .errors import ProtofedError
-
-__version__ = "0.1.0"
-
 from .experiment import Comparison, Result, compare, resume, run, sweep
+from .version import __version__
 
 __all__ = [
     "Comparison",

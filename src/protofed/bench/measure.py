@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import __version__
 from ..federation.choose import cores
+from ..version import __version__
 from .processes import Failed, Field, Process
 from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
 

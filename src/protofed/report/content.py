@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
+from ..version import __version__
 from .confusion import Confusions
 from .read import Folder, JsonRow, Run, Variant, number, read_folder
 from .space import Projection, read_snapshots, space
