@@ -234,6 +234,7 @@ def test_the_installed_command_fails_cleanly_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 2 and "Traceback" not in done.stderr and "rounds" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_progress_bar(tmp_path):
     """Under a pseudo-terminal the bar shows round, accuracy, loss and time left."""
     master, slave = pty.openpty()

@@ -426,6 +426,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_begun(words, expected, call,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_after_this_process_computed_with_several_threads(tmp_path):
     """OpenMP's threads do not survive a fork: a forked run that waited for them would wait without end."""
     script = f"""

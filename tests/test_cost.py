@@ -79,6 +79,7 @@ def test_cnn_by_hand() -> None:
     assert forward_flops(models.build("cnn", (3, 32, 32), 10), (3, 32, 32)) == expected
 
 
+@pytest.mark.slow
 def test_attention_is_counted_and_grows_with_the_square_of_the_length() -> None:
     pytest.importorskip("transformers")
     model = models.build("bert", (64,), 3)

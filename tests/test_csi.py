@@ -258,6 +258,7 @@ def test_windows_come_while_the_capture_is_read() -> None:
     assert next(stream)[0, 0] == 11 and len(drawn) == 20
 
 
+@pytest.mark.slow
 def test_a_large_capture_takes_the_memory_of_a_window(tmp_path: Path) -> None:
     block = pcap(samples(50))[24:]
     file = tmp_path / "large.pcap"

@@ -26,9 +26,8 @@ from protofed.methods.server import Setup
 from protofed.models.base import Output
 from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
+from support.engines import ENGINES, LOOP, assert_same, images, updated
 from support.small import SMALL, blobs
-from test_engines import ENGINES, LOOP, assert_same, images
-from test_fedmatch import updated
 from test_resume import comparable, stop_after
 
 KEYS = {**SMALL, "labels": "server", "server_labels": 12, "lr": 0.05, "shot": 12}

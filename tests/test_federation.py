@@ -14,6 +14,7 @@ from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.parts import Upload, reduce, weighted_average
 from protofed.wire import Bundle
+from support.marks import slow_but
 from support.reference import naive
 from support.small import SMALL, blobs, labels_for
 
@@ -60,7 +61,7 @@ def test_fedprox_with_mu_0_is_fedavg_and_with_mu_is_not(tiny):
     assert not torch.allclose(plain.state.weights[name], pulled.state.weights[name])
 
 
-@pytest.mark.parametrize("method", methods.available())
+@pytest.mark.parametrize("method", slow_but(("fedavg", "fedproto", "fedsap"), methods.available()))
 def test_methods_learn(method):
     """Each method must be far above chance on separable data: a loss with the wrong sign would not be."""
     # five numbers cannot follow FedTGP's λ = 10; FedMatch multiplies its steps by λ_s = 10; pFedKnow's clients build on

@@ -18,8 +18,8 @@ from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Paired, Received, Upload
 from protofed.parts.feed import epoch_rows
 from protofed.wire import Bundle
+from support.engines import updated
 from support.small import SMALL, blobs
-from test_fedmatch import updated
 
 C = 4
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16}

@@ -14,8 +14,9 @@ from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.federation.mixed import for_architecture, marked
 from protofed.wire import Bundle
+from support.engines import ENGINES, LOOP, assert_same
+from support.marks import slow_but
 from support.small import AT_SERVER, SMALL, blobs, labels_for
-from test_engines import ENGINES, LOOP, assert_same
 
 MIX = {k: v for k, v in SMALL.items() if k not in ("model", "embedding", "hidden")} | {
     "models": ["mlp?hidden=7&embedding=5", "mlp?hidden=3&embedding=4"],
@@ -29,7 +30,7 @@ def settings_for(method, **changes):
     return resolve(method, {**MIX, "data": blobs(), **changes})
 
 
-@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("engine", slow_but("stack", ["stack", "workers", "workers stack"]))
 @pytest.mark.parametrize("method", [name for name in methods.available() if name not in AT_SERVER])
 def test_every_method_with_two_architectures_equals_the_plain_loop(method, engine):
     changes = {"rounds": 2, "participation": 0.8, "shot_spread": 2.0, **AVERAGING.get(method, {})}

@@ -12,8 +12,8 @@ from protofed.experiment.settings import resolve
 from protofed.federation import optimiser as module
 from protofed.federation.optimiser import LocalSettings, Optimiser
 from protofed.schedules import cosine_decay
+from support.engines import ENGINES, LOOP, assert_same, finish
 from support.small import SMALL, blobs
-from test_engines import ENGINES, LOOP, assert_same, finish
 
 
 def torchs(local, parameters):

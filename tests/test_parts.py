@@ -28,8 +28,9 @@ from protofed.models.skeleton import Skeleton
 from protofed.parts import CE, Clip, Each, Filter, Mean, Median, Quantise, Reduce, Running, Term, Trimmed, Upload
 from protofed.schedules import Ramp
 from protofed.wire import Bundle, WireError
+from support.engines import ENGINES, LOOP, assert_same, finish
+from support.marks import slow_but
 from support.small import SMALL, blobs, labels_for
-from test_engines import ENGINES, LOOP, assert_same, finish
 
 SRC = Path(pf.__file__).parent
 C, D = 4, 3
@@ -270,6 +271,7 @@ def scheduled():
 
 
 @pytest.mark.parametrize(("method", "field"), list(scheduled()))
+@pytest.mark.slow
 def test_every_loss_weight_may_be_a_schedule(method, field):
     """A constant schedule is the number; one that grows is 0 in the first round and not after."""
     full = 0.5
@@ -308,7 +310,7 @@ CLIPPED = [
 ]
 
 
-@pytest.mark.parametrize("text", ["clip?norm=0.5", "quantise?bits=8", "quantise?bits=16"])
+@pytest.mark.parametrize("text", slow_but("quantise?bits=8", ["clip?norm=0.5", "quantise?bits=8", "quantise?bits=16"]))
 @pytest.mark.parametrize("method", methods.available())
 def test_every_filter_with_every_method_runs_or_is_refused_in_one_line(method, text):
     changes = given_to(method, filters=[text], rounds=2, epochs=2)

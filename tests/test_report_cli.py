@@ -39,6 +39,7 @@ def test_a_run_keeps_snapshots_spread_over_its_rounds(tmp_path):
     assert not (tmp_path / "none" / "snapshots").exists()
 
 
+@pytest.mark.slow
 def test_report_and_figures_of_a_comparison(comparison, monkeypatch, capsys):
     for words, wanted in ((["report", str(comparison)], "report.html"), (["figures", str(comparison)], "accuracy.pdf")):
         monkeypatch.setattr(sys, "argv", ["protofed", *words])
@@ -56,6 +57,7 @@ def test_a_folder_that_is_none_gives_one_line(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2 and "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_watch_serves_the_page_until_it_is_interrupted(comparison):
     words = [sys.executable, "-m", "protofed", "watch", str(comparison), "--port", "0"]
     # a shell that starts tests in the background has them ignore Ctrl-C, and their children would too

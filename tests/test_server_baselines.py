@@ -27,9 +27,9 @@ from protofed.models.decomposed import PSI, Decomposed
 from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Received, Unlabelled, Upload
 from protofed.wire import Bundle
+from support.engines import ENGINES, LOOP, assert_same, finish, images, updated
 from support.small import SMALL, blobs
-from test_engines import ENGINES, LOOP, assert_same, finish, images
-from test_fedmatch import collapsed, updated
+from test_fedmatch import collapsed
 
 C = 4
 AT_SERVER = {

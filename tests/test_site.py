@@ -16,8 +16,9 @@ from protofed.federation.choose import Plan
 from protofed.federation.rounds import Federation
 from protofed.federation.site import FolderStates, Site, SiteEngine, bundle_of, opened, scores_of, sealed
 from protofed.wire import WireError
+from support.engines import LOOP
+from support.marks import slow_but
 from support.small import SMALL, blobs, labels_for
-from test_engines import LOOP
 
 
 def settings_of(method, **more):
@@ -78,7 +79,7 @@ def compared(settings, sites, plan):
     return loop
 
 
-@pytest.mark.parametrize("method", methods.available())
+@pytest.mark.parametrize("method", slow_but(("fedavg", "fedproto", "fedarpl"), methods.available()))
 def test_sites_give_the_bits_of_the_plain_loop(method, tmp_path):
     """Each site is restarted before every message: it takes nothing from memory."""
     settings = settings_of(method)

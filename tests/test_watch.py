@@ -146,6 +146,7 @@ def listen():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_cleanly(tmp_path):
     run = make_run(tmp_path / "r")
     code = "import sys; from protofed.report.commands import watch; watch(sys.argv[1], port=0, say=tell)"
