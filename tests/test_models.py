@@ -21,7 +21,7 @@ from protofed import models
 from protofed.models.base import adapt
 from protofed.models.norm import BatchNorm2d
 from support.errors import refusal
-from support.networks import assert_stack_equals_loop, count
+from support.networks import assert_stack_equals_loop, count, draw_statistics
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -205,12 +205,7 @@ def test_resnet18_has_torchvisions_keys_and_shapes() -> None:
 def test_resnet18_is_the_forward_of_the_paper() -> None:
     """Against an independent one that reads the state dict only."""
     model = models.build("resnet18", (3, 40, 40), 5, stem="imagenet")
-    for module in model.modules():  # statistics that show whether they are used
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
+    draw_statistics(model)
     s, x = as_torchvision(model), torch.randn(2, 3, 40, 40)
 
     def norm(at: str, x: Tensor) -> Tensor:

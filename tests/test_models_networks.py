@@ -15,7 +15,7 @@ from protofed import models
 from protofed.models.base import LOW, Stages, adapt
 from protofed.models.mobilenet import divisible
 from support.errors import refusal
-from support.networks import assert_stack_equals_loop, count
+from support.networks import assert_fits_a_small_batch, assert_stack_equals_loop, count
 
 CONVNETS = ["tinyconvnet4", "middleconvnet4", "largeconvnet4"]
 SMALL: list[tuple[str, dict]] = [
@@ -376,15 +376,4 @@ def test_vmap_over_clients_equals_a_loop(name: str, options: dict) -> None:
 )
 def test_training_from_scratch_fits_a_small_batch(name: str, width: float | None) -> None:
     model = models.build(name, (3, 32, 32), 4, **({} if width is None else {"width": width}))
-    y = torch.arange(8) % 4
-    x = torch.randn(8, 3, 32, 32) + 2 * torch.randn(4, 3, 1, 1)[y]  # each class has a colour
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(15):
-        optimiser.zero_grad()
-        loss = F.cross_entropy(model(x).logits, y)
-        loss.backward()
-        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
+    assert_fits_a_small_batch(model)

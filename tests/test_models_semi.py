@@ -25,7 +25,7 @@ from protofed.models.norm import (
     norm_layer,
 )
 from support.errors import refusal
-from support.networks import assert_stack_equals_loop, count
+from support.networks import assert_fits_a_small_batch, assert_stack_equals_loop, count, draw_statistics
 
 NORMS = get_args(Norm)
 TINY: dict[str, dict] = {
@@ -320,12 +320,7 @@ def test_wideresnet_parameters_by_formula(channels: int, classes: int, n: int, w
 def test_wideresnet_by_hand(widen: int) -> None:
     """Against an independent forward that reads the state dict only."""
     model = models.build("wideresnet", (2, 13, 10), 4, depth=16, widen=widen).double()
-    for module in model.modules():  # statistics that show whether they are used
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
+    draw_statistics(model)
     model.eval()
     s = {k.removeprefix("encoder."): v for k, v in model.state_dict().items()}
 
@@ -396,17 +391,7 @@ def test_vmap_over_clients_equals_a_loop(name: str, norm: str) -> None:
 )
 def test_training_from_scratch_fits_a_small_batch(name: str, options: dict) -> None:
     model = models.build(name, (3, 32, 32), 4, **options)
-    y = torch.arange(8) % 4
-    x = torch.randn(8, 3, 32, 32) + 2 * torch.randn(4, 3, 1, 1)[y]  # each class has a colour
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(15):
-        optimiser.zero_grad()
-        loss = F.cross_entropy(model(x).logits, y)
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
+    x, y = assert_fits_a_small_batch(model)
     if collects(model):  # evaluation by the collected statistics agrees with what was learned
         model.eval()
         with torch.no_grad(), collecting(model, 1):

@@ -61,3 +61,30 @@ def assert_stack_equals_loop(
         for key, value in net.named_buffers():
             if value.is_floating_point():
                 torch.testing.assert_close(running[key][i], value, atol=atol, rtol=rtol, msg=key)
+
+
+def assert_fits_a_small_batch(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Fifteen steps from scratch, with finite gradients everywhere, lower the loss. Returns the batch, x and y."""
+    y = torch.arange(8) % 4
+    x = torch.randn(8, 3, 32, 32) + 2 * torch.randn(4, 3, 1, 1)[y]  # each class has a colour
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(15):
+        optimiser.zero_grad()
+        loss = F.cross_entropy(model(x).logits, y)
+        loss.backward()
+        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]
+    return x, y
+
+
+def draw_statistics(model: nn.Module) -> None:
+    """Batch norms get random statistics and weights, which show whether they are used."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_()  # type: ignore[union-attr]
+            module.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
