@@ -1,36 +1,48 @@
-# make setup: the virtual environment.  make run: the first comparison.  make test: all tests, with what they need.
+# make run: the first comparison.  make test: all tests.  Each makes the environment it needs, in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is installed: protofed; what tests, format, lint and types need; what the documentation needs; a browser for tests.
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+DOCS := $(VENV)/.docs
+BROWSER := $(VENV)/.browser
 
-# The report is tested in a real browser; where there is none and it cannot be installed, those tests say so and are skipped.
-BROWSER = command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
-	{ command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
-		{ apt-get update -qq; apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1; } || \
-	echo "no chromium with chromedriver: tests in a browser will be skipped"
-
-.PHONY: setup run test lint docs clean
+.PHONY: setup run check test lint docs clean
 
 setup: $(READY)
 
 # A mark is written last, so a set-up that was cut off is made again.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(PIP) "torch==2.13.0"
+	$(PIP) -e .
 	@touch $@
 
 $(TOOLS): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs,hub,text,csi,track]"
-	@$(BROWSER)
+	$(PIP) -e ".[dev,hub,text,csi,track]"
+	@touch $@
+
+$(DOCS): $(READY)
+	$(PIP) -e ".[docs]"
+	@touch $@
+
+# The report is tested in a real browser; where there is none and it cannot be installed, those tests say so and are skipped.
+$(BROWSER): $(READY)
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && \
+			{ apt-get update -qq; apt-get install -y -qq chromium chromium-driver; } >/dev/null 2>&1; } || \
+		echo "no chromium with chromedriver: tests in a browser will be skipped"
 	@touch $@
 
 run: $(READY)
-	$(BIN)/protofed compare fedproto fedsap fedavg --config examples/digits.toml --seeds 3
+	$(BIN)/protofed compare fedproto fedsap fedavg --config digits --seeds 3
 
-test: lint
+check: lint
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not browser"
+
+test: lint $(DOCS) $(BROWSER)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 	$(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
 
@@ -39,7 +51,7 @@ lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-docs: $(TOOLS)
+docs: $(DOCS)
 	$(BIN)/mkdocs serve
 
 clean:

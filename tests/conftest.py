@@ -1,10 +1,15 @@
+"""Fixtures of all test files. Functions and constants that they share are in `support/`."""
+
+from __future__ import annotations
+
 import sys
 
 import pytest
 import torch
 
-from protofed import cli, methods
-from protofed.data import Dataset
+from protofed import cli
+from support.registries import registries_restored, registries_unchanged
+from support.small import blobs
 
 
 @pytest.fixture(autouse=True)
@@ -12,47 +17,39 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def blobs(classes=4, per_class=40, features=6, seed=0, test_per_class=10):
-    """A small, learnable data set: Gaussian blobs."""
-    g = torch.Generator().manual_seed(seed)
-    centres = 3 * torch.randn(classes, features, generator=g)
+@pytest.fixture(autouse=True)
+def no_entry_left_behind():
+    """A test that leaves an entry in a registry fails, and no other test sees the entry."""
+    with registries_unchanged():
+        yield
 
-    def draw(n):
-        y = torch.arange(classes).repeat_interleave(n)
-        return centres[y] + torch.randn(len(y), features, generator=g), y
 
-    (x_train, y_train), (x_test, y_test) = draw(per_class), draw(test_per_class)
-    return Dataset.from_arrays(x_train, y_train, x_test, y_test, num_classes=classes, name="blobs")
+@pytest.fixture
+def own_names():
+    """What a test registers is forgotten after it."""
+    with registries_restored():
+        yield
+
+
+@pytest.fixture
+def seeded():
+    """Random draws that are the same in every run, and that no other test sees."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """An empty home folder: no data and no cache of whoever runs the tests is seen."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PROTOFED_DATA", raising=False)
+    return tmp_path / "home"
 
 
 @pytest.fixture
 def tiny():
     return blobs()
-
-
-SMALL = {
-    "clients": 5,
-    "rounds": 3,
-    "partition": "n-way",
-    "way": 2,
-    "shot": 8,
-    "model": "mlp",
-    "embedding": 5,
-    "hidden": [7],
-    "batch": 4,
-    "engine": "loop",
-    "layout": "contiguous",
-    "threads": 1,
-    "workers": 1,
-}
-
-
-AT_SERVER = [name for name in methods.available() if methods.get(name).teacher is not None]
-
-
-def labels_for(method):
-    """Settings without which a method whose server trains on samples has none."""
-    return {"labels": "server", "server_labels": 12} if method in AT_SERVER else {}
 
 
 @pytest.fixture

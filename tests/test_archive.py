@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 import protofed as pf
-from conftest import SMALL
 from protofed.errors import ProtofedError
 from protofed.report.content import content
 from protofed.results.archive import pack, read_archive
 from protofed.results.read import read_folder, read_rows
-from run_folders import make_comparison
+from support.run_folders import make_comparison
+from support.small import SMALL
 
 QUICK = {**SMALL, "clients": 3, "data": "digits", "hidden": [8]}
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import protofed as pf
-from conftest import blobs
 from protofed.cli.options import parse_seeds
+from support.small import blobs
 
 QUICK = ["clients=4", "rounds=2", "shot=6", "way=2"]
 NAMED = [*QUICK, "engine=loop", "layout=contiguous", "workers=1", "threads=1"]  # nothing to measure
@@ -236,6 +236,7 @@ def test_the_installed_command_fails_cleanly_in_a_process_of_its_own(tmp_path):
     assert done.returncode == 2 and "Traceback" not in done.stderr and "rounds" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_progress_bar(tmp_path):
     """Under a pseudo-terminal the bar shows round, accuracy, loss and time left."""
     master, slave = pty.openpty()
@@ -258,6 +259,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
         assert word in text
 
 
+@pytest.mark.usefixtures("own_names")
 def test_own_methods_are_loaded_from_a_file(call, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
@@ -265,16 +267,11 @@ def test_own_methods_are_loaded_from_a_file(call, tmp_path):
         "from protofed.methods.local import Local\n"
         "@register('my-own')\n@dataclass(frozen=True)\nclass Mine(Local):\n    'Local by another name.'\n"
     )
-    try:
-        assert call("run", "my-own", *QUICK)[0] == 2
-        assert call("run", "my-own", *QUICK, "--load", "mine.py", "--out", "r")[0] == 0
-        code, out, _ = call(
-            "compare", "my-own", *QUICK, "--load", "mine.py", "--seeds", "1", "--jobs", "2", "--out", "c"
-        )
-        assert code == 0 and "my-own" in out
-        assert call("run", "local", "--load", "no.py")[0] == 2
-    finally:
-        pf.methods.registry._entries.pop("my-own", None)
+    assert call("run", "my-own", *QUICK)[0] == 2
+    assert call("run", "my-own", *QUICK, "--load", "mine.py", "--out", "r")[0] == 0
+    code, out, _ = call("compare", "my-own", *QUICK, "--load", "mine.py", "--seeds", "1", "--jobs", "2", "--out", "c")
+    assert code == 0 and "my-own" in out
+    assert call("run", "local", "--load", "no.py")[0] == 2
 
 
 def test_a_choice_on_the_command_line_replaces_the_files(call, tmp_path):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment import cells
 from protofed.experiment.compare import (
@@ -22,12 +21,13 @@ from protofed.experiment.compare import (
     compare,
     make_grid,
     read_comparison,
-    read_rows,
     resume_comparison,
     run_grid,
     sweep,
 )
-from protofed.report import Row, notes
+from protofed.results.read import read_rows
+from protofed.results.tables import Row, notes
+from support.small import SMALL, blobs
 
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
 FIXED = {"engine": "loop", "layout": "contiguous", "workers": 1, "threads": 1}

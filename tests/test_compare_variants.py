@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     Progress,
@@ -20,9 +19,10 @@ from protofed.experiment.compare import (
     make_grid,
     parse_entries,
     parse_words,
-    read_rows,
     resume_comparison,
 )
+from protofed.results.read import read_rows
+from support.small import SMALL, blobs
 
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
 FIXED = {"engine": "loop", "layout": "contiguous", "workers": 1, "threads": 1}  # the same bits in every run
@@ -425,6 +425,7 @@ def test_bad_input_is_one_clear_line_and_nothing_is_begun(words, expected, call,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_after_this_process_computed_with_several_threads(tmp_path):
     """OpenMP's threads do not survive a fork: a forked run that waited for them would wait without end."""
     script = f"""

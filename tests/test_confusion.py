@@ -19,11 +19,11 @@ from rich.console import Console
 from sklearn.metrics import accuracy_score, f1_score, mean_absolute_error
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.evaluate import Confusion
 from protofed.report.confusion import confusion_table, draw_confusions, most_frequent
 from protofed.results.confusions import Confusions, read_confusions
+from support.small import SMALL, blobs
 
 # by head: 3 of 4 cats right, one taken for a dog; 1 of 3 dogs right, two taken for a fox. By prototype all is right.
 PETS = {"head": [[0, 0, 3], [0, 1, 1], [1, 1, 1], [1, 2, 2]], "prototype": [[0, 0, 4], [1, 1, 3]]}

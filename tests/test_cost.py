@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,14 +12,7 @@ from protofed import models
 from protofed.errors import ProtofedError
 from protofed.evaluate.cost import client_bytes, client_flops, forward_flops
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # --- operations of a forward pass -----------------------------------------------------------------------------------
@@ -79,6 +70,7 @@ def test_cnn_by_hand() -> None:
     assert forward_flops(models.build("cnn", (3, 32, 32), 10), (3, 32, 32)) == expected
 
 
+@pytest.mark.slow
 def test_attention_is_counted_and_grows_with_the_square_of_the_length() -> None:
     pytest.importorskip("transformers")
     model = models.build("bert", (64,), 3)

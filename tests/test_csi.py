@@ -17,16 +17,9 @@ from hypothesis import strategies as st
 
 from protofed.data import csi, load
 from protofed.errors import ProtofedError
+from support.errors import refusal
 
 csiread = pytest.importorskip("csiread")
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text, "one line"
-    return text
 
 
 # --- writers ----------------------------------------------------------------------------------------------------------
@@ -265,6 +258,7 @@ def test_windows_come_while_the_capture_is_read() -> None:
     assert next(stream)[0, 0] == 11 and len(drawn) == 20
 
 
+@pytest.mark.slow
 def test_a_large_capture_takes_the_memory_of_a_window(tmp_path: Path) -> None:
     block = pcap(samples(50))[24:]
     file = tmp_path / "large.pcap"

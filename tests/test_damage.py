@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import disk
 from protofed.errors import ProtofedError, Stopped
 from protofed.federation import checkpoint
@@ -20,6 +19,7 @@ from protofed.federation.local import ClientState
 from protofed.results.folder import make_folder, reserve
 from protofed.results.lock import FolderLock
 from protofed.results.read import read_finished
+from support.small import SMALL, blobs
 from test_resume import checkpoint_of, comparable, stop_after
 
 KEYS = {**SMALL, "rounds": 8, "checkpoint_every": 2, "participation": 0.8, "snapshots": 8}

@@ -21,23 +21,10 @@ from protofed.data import Dataset, load, sources
 from protofed.data.cifar import read_batch
 from protofed.data.idx import read_idx
 from protofed.data.sources import source_of
-from protofed.errors import ProtofedError
 from protofed.experiment.settings import resolve
+from support.errors import refusal
 
-
-@pytest.fixture(autouse=True)
-def no_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks in no folder of whoever runs the tests."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PROTOFED_DATA", raising=False)
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text, "one line"
-    return text
+pytestmark = pytest.mark.usefixtures("home")
 
 
 # --- what stands for a data set, and labels ------------------------------------------------------------------------

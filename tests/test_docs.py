@@ -76,7 +76,7 @@ README = [b for b in PYTHON if b.page.name == "README.md"]
 
 # --- Python -----------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(tmp_path, monkeypatch, own_names):
     """A folder to work in, with a small mine.npz; runs are short, and what a page registers is forgotten afterwards."""
     rng = np.random.default_rng(0)
     y = np.arange(150) % 4
@@ -84,8 +84,6 @@ def place(tmp_path, monkeypatch):
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    for registry in REGISTRIES.values():
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     run, compare = pf.run, pf.compare
 
     def short(given: dict[str, Any]) -> dict[str, Any]:
@@ -174,7 +172,7 @@ def test_a_command_uses_what_exists(line, place):
     for file in parsed.get("load") or ():
         runpy.run_path(str(ROOT / file), run_name="mine")
     (place / "pictures").mkdir()
-    files = [ROOT / file for file in parsed["config"] or ()]
+    files = [Path(file) for file in parsed["config"] or ()]
     if command.name in ("compare", "sweep"):
         names, given = parse_words(parsed["methods_and_settings"] or ())
         if command.name == "sweep":
@@ -290,8 +288,8 @@ def test_every_method_has_its_page_and_its_row():
     for name, text in pages.items():
         assert re.findall(r"^## (.+)$", text, flags=re.M) == HEADINGS, name
         assert f"methods/{name}.md" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[`(.+?)`\]\(docs/methods/(.+?)\.md\)", readme, flags=re.M)
+    overview = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`(.+?)`\]\(methods/(.+?)\.md\)", overview, flags=re.M)
     assert sorted(rows) == [(name, page_of(name)) for name in pf.methods.available()]
 
 
@@ -304,7 +302,7 @@ def test_numbers_in_the_readme():
     words += "nineteen twenty twenty-one twenty-two twenty-three twenty-four twenty-five twenty-six twenty-seven"
     count = {word: number for number, word in enumerate(words.split(), 3)}
     for pattern, number in (
-        (r"the ([\w-]+) methods above", len(pf.methods.available())),
+        (r"\[([\w-]+) methods\]", len(pf.methods.available())),
         (r"(\w+) partitions", len(REGISTRIES["partition"].names())),
         (r"(\w+) models", len(pf.models.available())),
         (r"(\w+) sources of data", len(pf.data.available())),
@@ -341,7 +339,7 @@ def test_parameters_on_fedsaps_page():
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
 def test_links_outside_the_site_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", (ROOT / page).read_text(encoding="utf-8")):
         assert target.startswith("https://") or (ROOT / target).exists(), target

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from unittest import mock
@@ -18,103 +17,28 @@ from hypothesis import assume, given
 from hypothesis import settings as settings_of_tests
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils import _pytree as pytree
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed import methods, models
 from protofed.bank import PrototypeBank
-from protofed.data import Dataset
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation import rule
-from protofed.federation.choose import EngineSettings
-from protofed.methods.base import registry as method_registry
 from protofed.methods.server import State, state
 from protofed.models import convolution
 from protofed.models.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
 from protofed.models.skeleton import Skeleton
 from protofed.wire import Exchange
+from support.engines import ENGINES, LOOP, assert_same, finish, images
+from support.marks import slow_but
+from support.small import SMALL, blobs, labels_for
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-LOOP = EngineSettings("loop", "loop", "contiguous", "grouped", 1, 1)
-ENGINES = {
-    "channels last, lean": replace(LOOP, layout="channels_last", convolution="lean"),
-    "stack": EngineSettings("stack", "stack", "contiguous", "grouped", 1, 1),
-    "stack unfold": EngineSettings("stack", "stack", "contiguous", "unfold", 1, 1),
-    "workers": EngineSettings("workers", "loop", "contiguous", "grouped", 2, 1),
-    "workers stack": EngineSettings("workers", "stack", "contiguous", "grouped", 3, 1),
-}
 
-
-def images(classes=4, per_class=20, size=16, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(classes).repeat_interleave(per_class)
-    x = torch.randn(len(y), 1, size, size, generator=g) + y[:, None, None, None]
-    return Dataset.from_arrays(x, y, x[::4], y[::4], num_classes=classes)
-
-
-@contextmanager
-def groups_of(clients):
-    """Stacks of so many clients at most, so that few clients are several groups."""
-    with mock.patch.multiple(rule, GROUP_CLIENTS=clients, GROUP_LEAST=1):
-        yield
-
-
-def finish(settings, engine):
-    with groups_of(3):
-        return finish_in_usual_groups(settings, engine)
-
-
-def finish_in_usual_groups(settings, engine):
-    settings, federation = build(settings.with_engine(engine))
-    try:
-        records = list(federation)
-        states = {
-            c: ({n: w.clone() for n, w in s.weights.items()}, s.optimiser, s.memory, s.bank)
-            for c, s in federation.engine.export().items()
-        }
-    finally:
-        federation.engine.close()
-    return federation.state, states, records
-
-
-def leaves(tree):
-    """Every value in a bundle or a server's state by its place, whatever order names were put in."""
-    return {pytree.keystr(path): value for path, value in pytree.tree_flatten_with_path(tree)[0]}
-
-
-def assert_close(its, mine):
-    """Trees of one type with the same values, up to rounding."""
-    assert type(its) is type(mine)
-    its, mine = leaves(its), leaves(mine)
-    assert its.keys() == mine.keys()
-    for place, value in mine.items():
-        if isinstance(value, torch.Tensor | float):
-            one, other = (torch.as_tensor(v) for v in (value, its[place]))
-            torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, msg=lambda text, at=place: f"{at}: {text}")
-        else:
-            assert its[place] == value, place
-
-
-def assert_same(settings, engine):
-    server, states, records = finish(settings, LOOP)
-    other_server, other_states, other_records = finish(settings, engine)
-    assert_close(other_states, states)
-    assert_close(other_server, server)
-    for one, other in zip(records, other_records, strict=True):
-        assert other.loss == pytest.approx(one.loss, rel=1e-4, nan_ok=not one.participants)
-        assert other.up == one.up and other.down == one.down
-        for a, b in zip(one.scores, other.scores, strict=True):  # a sample on the boundary may fall to either side
-            assert abs(a.head - b.head) <= 1 and abs(a.prototype - b.prototype) <= 1 and a.samples == b.samples
-            assert (a.by_prototype is None) == (b.by_prototype is None)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
 @pytest.mark.parametrize("method", methods.available())
 def test_every_method_on_every_engine_equals_the_plain_loop(method, engine):
     """Ragged clients, batches that do not divide, partial participation, two epochs."""
@@ -140,13 +64,13 @@ def test_convolutions(engine):
     assert_same(resolve("fedproto", {**IMAGE, **changes, "data": images()}), ENGINES[engine])
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
 def test_batch_norm(engine):
     """No padding enters the statistics: clients with other batch sizes are run apart.
 
     A ReLU that rounding flips changes single small biases of so deep a network, so the whole model is compared.
     """
-    changes = {"model": "resnet18", "shot": 6, "batch": 32, "lr": 0.001, "rounds": 2, "shot_spread": 2.0}
+    changes = {"model": "resnet18", "width": 0.25, "shot": 6, "batch": 32, "lr": 0.001, "rounds": 2, "shot_spread": 2.0}
     settings = resolve("fedproto", {**IMAGE, **changes, "data": images()})
     _, federation = build(settings.with_engine(LOOP))
     assert len({len(c.labelled) for c in federation.data.clients}) > 1
@@ -159,7 +83,7 @@ def test_batch_norm(engine):
             assert float((one - other).norm() / one.norm()) < 1e-4, kind
 
 
-@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("engine", slow_but("stack", ["stack", "workers", "workers stack"]))
 @pytest.mark.parametrize("optimiser", ["sgd", "adam", "rmsprop"])
 def test_kept_optimisers(optimiser, engine):
     changes = {"optimiser": optimiser, "keep_optimiser": True, "lr": 0.003, "weight_decay": 0.01, "rounds": 3}
@@ -167,6 +91,7 @@ def test_kept_optimisers(optimiser, engine):
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.usefixtures("own_names")
 def test_client_memory_own_models_and_a_different_download_for_each(engine):
     """What the interface must carry: state a client keeps, and messages that differ from client to client."""
 
@@ -199,13 +124,10 @@ def test_client_memory_own_models_and_a_different_download_for_each(engine):
         def update(self, state, reduced, round, setup):
             return Scaled(reduced.bank.filled_from(state.mean))
 
-    try:
-        settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})
-        assert_same(settings, ENGINES[engine])
-        _, states, _ = finish(settings, ENGINES[engine])
-        assert all(memory.scalars == {"rounds": 3.0} for _, _, memory, _ in states.values())
-    finally:
-        method_registry._entries.pop("personal")
+    settings = resolve("personal", {**SMALL, "data": blobs(), "initial": "own"})
+    assert_same(settings, ENGINES[engine])
+    _, states, _ = finish(settings, ENGINES[engine])
+    assert all(memory.scalars == {"rounds": 3.0} for _, _, memory, _ in states.values())
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
@@ -291,6 +213,7 @@ def test_large_kept_state_does_not_block_the_pipes():
     assert_same(resolve("fedproto", keys), ENGINES["workers"])
 
 
+@pytest.mark.usefixtures("own_names")
 def test_memory_that_comes_and_goes():
     @methods.register("forgetful")
     @dataclass(frozen=True)
@@ -304,11 +227,8 @@ def test_memory_that_comes_and_goes():
         def remember(self, trained, received, round):
             return pf.wire.Bundle(weights={"a": torch.ones(2)} if round % 2 else {})
 
-    try:
-        for engine in ("stack", "workers", "workers stack"):
-            assert_same(resolve("forgetful", {**SMALL, "data": blobs(), "rounds": 4}), ENGINES[engine])
-    finally:
-        method_registry._entries.pop("forgetful")
+    for engine in ("stack", "workers", "workers stack"):
+        assert_same(resolve("forgetful", {**SMALL, "data": blobs(), "rounds": 4}), ENGINES[engine])
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers stack"])
@@ -327,6 +247,7 @@ def workers_of(federation):
     return [w.process.pid for w in federation.engine.workers]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
     """kill -9 in the middle of training: the run goes on, and ends with the numbers of an undisturbed run."""
     settings = resolve("fedsap", {**SMALL, "data": blobs(per_class=200), "shot": 60, "rounds": 6, "epochs": 3})
@@ -350,6 +271,7 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
     federation.engine.close()
 
 
+@pytest.mark.usefixtures("own_names")
 def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
     @methods.register("deadly")
     @dataclass(frozen=True)
@@ -361,20 +283,18 @@ def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().returned(trained, received, round)
 
-    try:
-        settings = resolve("deadly", {**SMALL, "data": blobs(), "rounds": 2, "shot_spread": 4.0})
-        _, federation = build(settings.with_engine(ENGINES["workers"]))
-        sizes = [len(c.labelled) for c in federation.data.clients]
-        largest = max(sizes)
-        bad = {i for i, n in enumerate(sizes) if n == largest}
-        records = list(federation)
-        assert all(set(r.dropped) == bad for r in records)
-        assert all("died" in why for r in records for why in r.dropped.values())
-        federation.engine.close()
-    finally:
-        method_registry._entries.pop("deadly")
+    settings = resolve("deadly", {**SMALL, "data": blobs(), "rounds": 2, "shot_spread": 4.0})
+    _, federation = build(settings.with_engine(ENGINES["workers"]))
+    sizes = [len(c.labelled) for c in federation.data.clients]
+    largest = max(sizes)
+    bad = {i for i, n in enumerate(sizes) if n == largest}
+    records = list(federation)
+    assert all(set(r.dropped) == bad for r in records)
+    assert all("died" in why for r in records for why in r.dropped.values())
+    federation.engine.close()
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(tmp_path):
     """kill -9 of the parent leaves no worker behind."""
     words = ["run", "fedproto", "clients=4", "shot=6", "rounds=100000", "engine=workers", "inner=loop", "workers=2"]
@@ -417,6 +337,7 @@ def test_auto_chooses_logs_and_writes_down_its_choice(caplog, tmp_path):
     assert all(chosen[key] not in ("auto", 0) for key in changes)
 
 
+@pytest.mark.usefixtures("own_names")
 def test_auto_trains_a_model_that_cannot_be_stacked(caplog):
     class Branching(nn.Module):
         def __init__(self, classes):
@@ -431,13 +352,10 @@ def test_auto_trains_a_model_that_cannot_be_stacked(caplog):
 
     models.register_module("branching", lambda shape, classes: Branching(classes))
     keys = {k: v for k, v in SMALL.items() if k not in ("embedding", "hidden", "model", "engine", "layout", "workers")}
-    try:
-        with caplog.at_level(logging.INFO, "protofed"):
-            result = pf.run("fedproto", model="branching", data=blobs(), **keys)
-        assert result.metrics
-        assert "cannot be stacked" in caplog.text
-    finally:
-        models.registry._entries.pop("branching")
+    with caplog.at_level(logging.INFO, "protofed"):
+        result = pf.run("fedproto", model="branching", data=blobs(), **keys)
+    assert result.metrics
+    assert "cannot be stacked" in caplog.text
 
 
 def test_an_idle_client_takes_no_memory():
@@ -467,6 +385,7 @@ def test_skeleton_in_channels_last_gives_the_same_outputs():
 
 
 @pytest.mark.parametrize("method", ["fedsap", "fedavg"])
+@pytest.mark.slow
 def test_two_ranks_by_torchrun_give_the_numbers_of_one_process(method, tmp_path):
     keys = [
         "clients=5",

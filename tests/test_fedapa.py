@@ -12,7 +12,6 @@ from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import methods, seeds, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
@@ -20,8 +19,11 @@ from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.methods import Setup, Shared
 from protofed.models.base import Output
-from protofed.parts import Batch, Received, Running, Upload
+from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
+from support.engines import updated
+from support.marks import slow_but
+from support.small import SMALL, blobs
 
 FAST = {"warm_up": {"start": 0, "end": 3}}  # λ reaches its maximum within a short run
 TAU = 0.5
@@ -30,13 +32,6 @@ TAU = 0.5
 def finish(method, **changes):
     settings, federation = build(resolve(method, {**SMALL, "data": blobs(), **changes}))
     return settings, federation, list(federation)
-
-
-def updated(method, state, uploads, round, setup):
-    """The server's state after a round in which these uploads came."""
-    running = Running(method.reduce)
-    running.add(uploads)
-    return method.update(state, running.result(), round, setup)
 
 
 # --- an independent FedAPA: dicts of vectors, sample by sample ----------------------------------------------------------
@@ -113,7 +108,7 @@ def naive(federation, general, participants, variant, padding):
     return models, protos
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.6])
+@pytest.mark.parametrize("participation", slow_but(0.6, [1.0, 0.6]))
 @pytest.mark.parametrize(
     ("variant", "padding"),
     [("fedapa", "mean"), ("fedapa", "size-weighted"), ("global", "mean"), ("global+clients", "mean")],

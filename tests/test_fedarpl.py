@@ -15,7 +15,6 @@ from hypothesis import settings as how
 from hypothesis import strategies as st
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import aggregate, methods, models, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
@@ -27,8 +26,8 @@ from protofed.methods.server import Setup
 from protofed.models.base import Output
 from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
-from test_engines import ENGINES, LOOP, assert_same, images
-from test_fedmatch import updated
+from support.engines import ENGINES, LOOP, assert_same, images, updated
+from support.small import SMALL, blobs
 from test_resume import comparable, stop_after
 
 KEYS = {**SMALL, "labels": "server", "server_labels": 12, "lr": 0.05, "shot": 12}

@@ -11,7 +11,6 @@ from torch import nn
 from torch.func import functional_call
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import wire
 from protofed.evaluate.cost import client_bytes
 from protofed.experiment.run import build
@@ -21,8 +20,10 @@ from protofed.methods.fedmatch import FedMatch, fixed_input
 from protofed.methods.server import Setup
 from protofed.models.decomposed import PSI, Decomposed
 from protofed.models.skeleton import Skeleton, TrainingNetwork
-from protofed.parts import Batch, Received, Running, Upload
+from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
+from support.engines import updated
+from support.small import SMALL, blobs
 
 C = 4
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16, "lr": 0.002}
@@ -45,13 +46,6 @@ def collapsed(weights):
     """The weights of the whole model: σ + ψ, and buffers as they are."""
     whole = {n: v for n, v in weights.items() if not n.startswith(PSI)}
     return {n: v + weights[PSI + n] if PSI + n in weights else v for n, v in whole.items()}
-
-
-def updated(method, state, uploads, round, setup):
-    """The server's state after a round in which these uploads came."""
-    running = Running(method.reduce)
-    running.add(uploads)
-    return method.update(state, running.result(), round, setup)
 
 
 def batch_of():

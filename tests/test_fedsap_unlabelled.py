@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
@@ -18,6 +17,7 @@ from protofed.methods.fedsap import FedSAP, nearest
 from protofed.models.base import Output
 from protofed.parts import Batch, Received
 from protofed.wire import Bundle
+from support.small import SMALL, blobs
 
 C, D = 4, 5
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16, "lr": 0.05, "silhouette": False, "snapshots": 0}

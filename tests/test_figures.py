@@ -13,7 +13,7 @@ from protofed.errors import ProtofedError
 from protofed.report import figures
 from protofed.report.figures import write_figures
 from protofed.results.read import read_folder
-from run_folders import accuracy, make_comparison, make_run
+from support.run_folders import accuracy, make_comparison, make_run
 
 
 def test_accuracy_lines_are_the_means_over_seeds(tmp_path):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.methods.fedrgd import FedRGD
@@ -19,7 +18,8 @@ from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Paired, Received, Upload
 from protofed.parts.feed import epoch_rows
 from protofed.wire import Bundle
-from test_fedmatch import updated
+from support.engines import updated
+from support.small import SMALL, blobs
 
 C = 4
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16}

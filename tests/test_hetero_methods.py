@@ -14,7 +14,6 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from conftest import SMALL, blobs
 from protofed import PrototypeBank, aggregate, losses, methods, seeds, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
@@ -26,9 +25,10 @@ from protofed.methods.fedpagr import FedPAGR
 from protofed.methods.fedproc import FedProc
 from protofed.methods.fedtgp import FedTGP, descend, prototypes
 from protofed.models.base import LOW, Levels, Output
-from protofed.parts import Batch, Received, Running, Upload
+from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
-from test_engines import ENGINES, LOOP, assert_same, finish
+from support.engines import ENGINES, LOOP, assert_same, finish, updated
+from support.small import SMALL, blobs
 
 torch.set_num_threads(1)
 
@@ -111,13 +111,6 @@ def received(content: Bundle) -> Received:
         scalars=content.scalars,
         models=content.models,
     )
-
-
-def updated(method, state, uploads, round, setup):
-    """The server's state after a round in which these uploads came."""
-    running = Running(method.reduce)
-    running.add(uploads)
-    return method.update(state, running.result(), round, setup)
 
 
 def names(parts):

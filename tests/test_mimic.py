@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 import protofed.data.mimic as mimic
 from protofed.data import Dataset, sources
 from protofed.data.text import tokens
-from protofed.errors import ProtofedError
+from support.errors import refusal
 
 ADMISSIONS = [
     "subject_id",
@@ -39,17 +38,7 @@ DISCHARGE = ["note_id", "subject_id", "hadm_id", "note_type", "note_seq", "chart
 NOTES = ["note_id", "input", "target", "input_tokens", "target_tokens"]
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text, "one line"
-    return text
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def write(file: Path, columns: list[str], rows: list[dict[str, Any]]) -> str:

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import protofed as pf
-from conftest import AT_SERVER, SMALL, blobs, labels_for
 from protofed import methods, models, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.architectures import architectures, labels, parse
@@ -15,7 +14,9 @@ from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.federation.mixed import for_architecture, marked
 from protofed.wire import Bundle
-from test_engines import ENGINES, LOOP, assert_same
+from support.engines import ENGINES, LOOP, assert_same
+from support.marks import slow_but
+from support.small import AT_SERVER, SMALL, blobs, labels_for
 
 MIX = {k: v for k, v in SMALL.items() if k not in ("model", "embedding", "hidden")} | {
     "models": ["mlp?hidden=7&embedding=5", "mlp?hidden=3&embedding=4"],
@@ -29,7 +30,7 @@ def settings_for(method, **changes):
     return resolve(method, {**MIX, "data": blobs(), **changes})
 
 
-@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("engine", slow_but("stack", ["stack", "workers", "workers stack"]))
 @pytest.mark.parametrize("method", [name for name in methods.available() if name not in AT_SERVER])
 def test_every_method_with_two_architectures_equals_the_plain_loop(method, engine):
     changes = {"rounds": 2, "participation": 0.8, "shot_spread": 2.0, **AVERAGING.get(method, {})}
@@ -107,18 +108,15 @@ def test_what_is_wrong_is_said_in_a_line(changes, said):
         build(settings_for("fedproto", **changes))
 
 
+@pytest.mark.usefixtures("own_names")
 def test_an_own_network_of_another_width_takes_part(tiny):
     models.register_module("threefold", lambda shape, classes: nn.Sequential(nn.Linear(shape[0], 3), nn.ReLU()))
-    try:
-        given = {**MIX, "data": tiny, "models": "threefold,mlp", "rounds": 2}
-        result = pf.run("fedpagr", **given)
-        assert set(result.summary["model_parameters"]) == {"threefold", "mlp"}
-        models.register_module("picture", lambda shape, classes: nn.Unflatten(1, (2, 3)))
-        with pytest.raises(ProtofedError, match="flatten"):
-            pf.run("fedpagr", **{**given, "models": "picture,mlp"})
-    finally:
-        for name in ("threefold", "picture"):
-            models.registry._entries.pop(name, None)
+    given = {**MIX, "data": tiny, "models": "threefold,mlp", "rounds": 2}
+    result = pf.run("fedpagr", **given)
+    assert set(result.summary["model_parameters"]) == {"threefold", "mlp"}
+    models.register_module("picture", lambda shape, classes: nn.Unflatten(1, (2, 3)))
+    with pytest.raises(ProtofedError, match="flatten"):
+        pf.run("fedpagr", **{**given, "models": "picture,mlp"})
 
 
 # --- what travels -----------------------------------------------------------------------------------------------------

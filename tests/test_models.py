@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -14,40 +14,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from protofed import models
-from protofed.errors import ProtofedError
 from protofed.models.base import adapt
 from protofed.models.norm import BatchNorm2d
+from support.errors import refusal
+from support.networks import assert_stack_equals_loop, count, draw_statistics
 
-
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def own_names() -> Iterator[None]:
-    """Take out what a test registers."""
-    before = dict(models.registry._entries)
-    yield
-    models.registry._entries.clear()
-    models.registry._entries.update(before)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def torchvision_keys() -> list[str]:
@@ -72,11 +48,6 @@ def as_torchvision(model: nn.Module) -> dict[str, Tensor]:
 
 
 # --- counts and shapes --------------------------------------------------------------------------------------------
-
-
-def count(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
-    with torch.device("meta"):
-        return models.parameter_count(models.build(name, shape, classes, **options))
 
 
 def test_cnn_has_the_parameters_of_fedsap_table_2() -> None:
@@ -202,37 +173,9 @@ def test_vmap_over_clients_equals_a_loop(name: str) -> None:
     dtype = next(nets[0].parameters()).dtype
     x = torch.randn(clients, batch, *shape, dtype=dtype)
     y = torch.randint(classes, (clients, batch))
-
-    def loss_of(output: models.Output, y: Tensor) -> Tensor:
-        return F.cross_entropy(output.logits, y) + 0.1 * output.embedding.square().mean()
-
-    params, buffers = stack_module_state(nets)
-    params = {k: v.detach() for k, v in params.items()}
-    running = {k: v for k, v in buffers.items() if v.is_floating_point()}  # counts of batches do not travel
-    skeleton = copy.deepcopy(nets[0]).train()
-
-    def step(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, tuple]:
-        own = {k: v.clone() for k, v in b.items()}
-        output = functional_call(skeleton, {**p, **own}, (x,))
-        return loss_of(output, y), (output, own)
-
-    for _ in range(2):  # twice: the second step reads the running statistics the first one wrote
-        grads, (output, running) = vmap(grad(step, has_aux=True))(params, running, x, y)
-    for i, net in enumerate(nets):
-        for _ in range(2):
-            net.zero_grad()
-            alone = net.train()(x[i])
-            loss_of(alone, y[i]).backward()
-        torch.testing.assert_close(output.embedding[i], alone.embedding, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(output.logits[i], alone.logits, atol=1e-4, rtol=1e-4)
-        for key, parameter in net.named_parameters():
-            torch.testing.assert_close(grads[key][i], parameter.grad, atol=1e-4, rtol=1e-4, msg=key)
-        for key, value in net.named_buffers():
-            if value.is_floating_point():
-                torch.testing.assert_close(running[key][i], value, atol=1e-4, rtol=1e-4, msg=key)
-                assert not torch.equal(value, torch.zeros_like(value)) and not torch.equal(
-                    value, torch.ones_like(value)
-                )
+    assert_stack_equals_loop(nets, x, y, atol=1e-6, rtol=1e-5)
+    running = [value for net in nets for value in net.buffers() if value.is_floating_point()]
+    assert not any(torch.equal(v, torch.zeros_like(v)) or torch.equal(v, torch.ones_like(v)) for v in running)
 
 
 def test_batch_norm_is_pytorchs_but_for_the_count() -> None:
@@ -262,12 +205,7 @@ def test_resnet18_has_torchvisions_keys_and_shapes() -> None:
 def test_resnet18_is_the_forward_of_the_paper() -> None:
     """Against an independent one that reads the state dict only."""
     model = models.build("resnet18", (3, 40, 40), 5, stem="imagenet")
-    for module in model.modules():  # statistics that show whether they are used
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
+    draw_statistics(model)
     s, x = as_torchvision(model), torch.randn(2, 3, 40, 40)
 
     def norm(at: str, x: Tensor) -> Tensor:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from protofed import models
-from protofed.errors import ProtofedError
 from protofed.models.base import LOW, Stages, adapt
 from protofed.models.mobilenet import divisible
+from support.errors import refusal
+from support.networks import assert_fits_a_small_batch, assert_stack_equals_loop, count
 
 CONVNETS = ["tinyconvnet4", "middleconvnet4", "largeconvnet4"]
 SMALL: list[tuple[str, dict]] = [
@@ -33,27 +32,7 @@ SMALL: list[tuple[str, dict]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-    torch.set_num_threads(threads)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def count(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
-    with torch.device("meta"):
-        return models.parameter_count(models.build(name, shape, classes, **options))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # --- counts -------------------------------------------------------------------------------------------------------
@@ -388,33 +367,7 @@ def test_vmap_over_clients_equals_a_loop(name: str, options: dict) -> None:
     nets = [models.build(name, shape, classes, **options).double() for _ in range(clients)]
     x = torch.randn(clients, batch, *shape, dtype=torch.double)
     y = torch.randint(classes, (clients, batch))
-    params, buffers = stack_module_state(nets)
-    params = {k: v.detach() for k, v in params.items()}
-    running = {k: v for k, v in buffers.items() if v.is_floating_point()}
-    skeleton = copy.deepcopy(nets[0]).train()
-
-    def loss_of(levels: models.Levels, y: Tensor) -> Tensor:
-        return F.cross_entropy(levels.logits, y) + levels.embedding.square().mean() + levels.low.square().mean()
-
-    def step(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, tuple]:
-        own = {k: v.clone() for k, v in b.items()}
-        levels = functional_call(skeleton, {**p, **own}, (x,), {"levels": True})
-        return loss_of(levels, y), (levels, own)
-
-    for _ in range(2):  # twice: the second step reads the running statistics the first one wrote
-        grads, (levels, running) = vmap(grad(step, has_aux=True))(params, running, x, y)
-    for i, net in enumerate(nets):
-        for _ in range(2):
-            net.zero_grad()
-            alone = net.train()(x[i], levels=True)
-            loss_of(alone, y[i]).backward()
-        for stacked, single in zip(levels, alone, strict=True):
-            torch.testing.assert_close(stacked[i], single, atol=1e-8, rtol=1e-6)
-        for key, parameter in net.named_parameters():
-            torch.testing.assert_close(grads[key][i], parameter.grad, atol=1e-6, rtol=1e-5, msg=key)
-        for key, value in net.named_buffers():
-            if value.is_floating_point():
-                torch.testing.assert_close(running[key][i], value, atol=1e-8, rtol=1e-6, msg=key)
+    assert_stack_equals_loop(nets, x, y, levels=True)
 
 
 @pytest.mark.parametrize(
@@ -423,15 +376,4 @@ def test_vmap_over_clients_equals_a_loop(name: str, options: dict) -> None:
 )
 def test_training_from_scratch_fits_a_small_batch(name: str, width: float | None) -> None:
     model = models.build(name, (3, 32, 32), 4, **({} if width is None else {"width": width}))
-    y = torch.arange(8) % 4
-    x = torch.randn(8, 3, 32, 32) + 2 * torch.randn(4, 3, 1, 1)[y]  # each class has a colour
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(15):
-        optimiser.zero_grad()
-        loss = F.cross_entropy(model(x).logits, y)
-        loss.backward()
-        assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
+    assert_fits_a_small_batch(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 from typing import get_args
 
 import pytest
@@ -11,11 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from protofed import models
-from protofed.errors import ProtofedError
 from protofed.models.base import LOW, Stages
 from protofed.models.norm import (
     BatchNorm2d,
@@ -26,6 +24,8 @@ from protofed.models.norm import (
     is_static,
     norm_layer,
 )
+from support.errors import refusal
+from support.networks import assert_fits_a_small_batch, assert_stack_equals_loop, count, draw_statistics
 
 NORMS = get_args(Norm)
 TINY: dict[str, dict] = {
@@ -42,27 +42,7 @@ TINY: dict[str, dict] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-    torch.set_num_threads(threads)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def count(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
-    with torch.device("meta"):
-        return models.parameter_count(models.build(name, shape, classes, **options))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 # --- the choice -----------------------------------------------------------------------------------------------------
@@ -340,12 +320,7 @@ def test_wideresnet_parameters_by_formula(channels: int, classes: int, n: int, w
 def test_wideresnet_by_hand(widen: int) -> None:
     """Against an independent forward that reads the state dict only."""
     model = models.build("wideresnet", (2, 13, 10), 4, depth=16, widen=widen).double()
-    for module in model.modules():  # statistics that show whether they are used
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
+    draw_statistics(model)
     model.eval()
     s = {k.removeprefix("encoder."): v for k, v in model.state_dict().items()}
 
@@ -402,30 +377,7 @@ def test_vmap_over_clients_equals_a_loop(name: str, norm: str) -> None:
     nets = [models.build(name, shape, classes, norm=norm, **TINY[name]).double() for _ in range(clients)]
     x = torch.randn(clients, batch, *shape, dtype=torch.double)
     y = torch.randint(classes, (clients, batch))
-    params, buffers = stack_module_state(nets)
-    params = {k: v.detach() for k, v in params.items()}
-    running = {k: v for k, v in buffers.items() if v.is_floating_point()}
-    skeleton = copy.deepcopy(nets[0]).train()
-
-    def loss_of(levels: models.Levels, y: Tensor) -> Tensor:
-        return F.cross_entropy(levels.logits, y) + levels.embedding.square().mean() + levels.low.square().mean()
-
-    def step(p: dict[str, Tensor], b: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, tuple]:
-        own = {k: v.clone() for k, v in b.items()}
-        levels = functional_call(skeleton, {**p, **own}, (x,), {"levels": True})
-        return loss_of(levels, y), (levels, own)
-
-    grads, (levels, running) = vmap(grad(step, has_aux=True))(params, running, x, y)
-    for i, net in enumerate(nets):
-        alone = net.train()(x[i], levels=True)
-        loss_of(alone, y[i]).backward()
-        for stacked, single in zip(levels, alone, strict=True):
-            torch.testing.assert_close(stacked[i], single, atol=1e-8, rtol=1e-6)
-        for key, parameter in net.named_parameters():
-            torch.testing.assert_close(grads[key][i], parameter.grad, atol=1e-6, rtol=1e-5, msg=key)
-        for key, value in net.named_buffers():
-            if value.is_floating_point():
-                torch.testing.assert_close(running[key][i], value, atol=1e-8, rtol=1e-6, msg=key)
+    assert_stack_equals_loop(nets, x, y, levels=True)
 
 
 @pytest.mark.parametrize(
@@ -439,17 +391,7 @@ def test_vmap_over_clients_equals_a_loop(name: str, norm: str) -> None:
 )
 def test_training_from_scratch_fits_a_small_batch(name: str, options: dict) -> None:
     model = models.build(name, (3, 32, 32), 4, **options)
-    y = torch.arange(8) % 4
-    x = torch.randn(8, 3, 32, 32) + 2 * torch.randn(4, 3, 1, 1)[y]  # each class has a colour
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses = []
-    for _ in range(15):
-        optimiser.zero_grad()
-        loss = F.cross_entropy(model(x).logits, y)
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
+    x, y = assert_fits_a_small_batch(model)
     if collects(model):  # evaluation by the collected statistics agrees with what was learned
         model.eval()
         with torch.no_grad(), collecting(model, 1):

@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import optimiser as module
 from protofed.federation.optimiser import LocalSettings, Optimiser
 from protofed.schedules import cosine_decay
-from test_engines import ENGINES, LOOP, assert_same, finish
+from support.engines import ENGINES, LOOP, assert_same, finish
+from support.small import SMALL, blobs
 
 
 def torchs(local, parameters):

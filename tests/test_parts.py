@@ -17,7 +17,6 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed import aggregate, methods, models, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
@@ -29,7 +28,9 @@ from protofed.models.skeleton import Skeleton
 from protofed.parts import CE, Clip, Each, Filter, Mean, Median, Quantise, Reduce, Running, Term, Trimmed, Upload
 from protofed.schedules import Ramp
 from protofed.wire import Bundle, WireError
-from test_engines import ENGINES, LOOP, assert_same, finish
+from support.engines import ENGINES, LOOP, assert_same, finish
+from support.marks import slow_but
+from support.small import SMALL, blobs, labels_for
 
 SRC = Path(pf.__file__).parent
 C, D = 4, 3
@@ -184,6 +185,7 @@ def test_every_rule_with_every_method_runs_or_is_refused_in_one_line(method, rul
     assert not record.dropped and record.metrics
 
 
+@pytest.mark.usefixtures("own_names")
 def test_an_absurd_client_does_not_move_a_median(tiny):
     """One of five clients sends prototypes a thousand times too long: the median stays, the mean does not."""
 
@@ -200,15 +202,12 @@ def test_an_absurd_client_does_not_move_a_median(tiny):
                 else content
             )
 
-    try:
-        norms = {}
-        for rule in ("mean?by=holders", "median"):
-            _, federation = build(resolve("liar", given_to("fedproto", reduce=rule, way=4)).with_engine(LOOP))
-            federation.step()
-            norms[rule] = float(federation.state.bank.means.norm())
-        assert norms["mean?by=holders"] > 50 * norms["median"]
-    finally:
-        registry._entries.pop("liar")
+    norms = {}
+    for rule in ("mean?by=holders", "median"):
+        _, federation = build(resolve("liar", given_to("fedproto", reduce=rule, way=4)).with_engine(LOOP))
+        federation.step()
+        norms[rule] = float(federation.state.bank.means.norm())
+    assert norms["mean?by=holders"] > 50 * norms["median"]
 
 
 def test_a_server_that_averages_holds_a_few_uploads_however_many_come():
@@ -272,6 +271,7 @@ def scheduled():
 
 
 @pytest.mark.parametrize(("method", "field"), list(scheduled()))
+@pytest.mark.slow
 def test_every_loss_weight_may_be_a_schedule(method, field):
     """A constant schedule is the number; one that grows is 0 in the first round and not after."""
     full = 0.5
@@ -310,7 +310,7 @@ CLIPPED = [
 ]
 
 
-@pytest.mark.parametrize("text", ["clip?norm=0.5", "quantise?bits=8", "quantise?bits=16"])
+@pytest.mark.parametrize("text", slow_but("quantise?bits=8", ["clip?norm=0.5", "quantise?bits=8", "quantise?bits=16"]))
 @pytest.mark.parametrize("method", methods.available())
 def test_every_filter_with_every_method_runs_or_is_refused_in_one_line(method, text):
     changes = given_to(method, filters=[text], rounds=2, epochs=2)
@@ -397,6 +397,7 @@ def test_a_wrong_filter_is_said_in_one_line(text):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.usefixtures("own_names")
 def test_an_own_filter_wraps_any_method():
     @Filter.registry.register("halve")
     @dataclass(frozen=True)
@@ -409,17 +410,13 @@ def test_an_own_filter_wraps_any_method():
         def arrive(self, reduced):
             return replace(reduced, bank=replace(reduced.bank, means=reduced.bank.means * 2))
 
-    try:
-        plain, wrapped = (
-            finish(resolve("fedproto", given_to("fedproto", filters=text)), LOOP)[0] for text in ((), "halve")
-        )
-        torch.testing.assert_close(wrapped.bank.means, plain.bank.means)
-    finally:
-        Filter.registry._entries.pop("halve")
+    plain, wrapped = (
+        finish(resolve("fedproto", given_to("fedproto", filters=text)), LOOP)[0] for text in ((), "halve")
+    )
+    torch.testing.assert_close(wrapped.bank.means, plain.bank.means)
 
 
 # --- contracts --------------------------------------------------------------------------------------------------------
-@methods.register("branching")
 @dataclass(frozen=True)
 class Branching(methods.fedproto.FedProto):
     """Branches on values of tensors everywhere but in its terms, which is allowed."""
@@ -435,7 +432,6 @@ class Branching(methods.fedproto.FedProto):
         return Bundle(scalars={"seen": float(bool(trained.bank().known.any()))})
 
 
-@methods.register("forbidden")
 @dataclass(frozen=True)
 class Forbidden(methods.fedproto.FedProto):
     """Branches on a value inside its terms, which is not."""
@@ -445,15 +441,10 @@ class Forbidden(methods.fedproto.FedProto):
         return terms if float(terms["ce"].detach()) > 0 else {"ce": terms["ce"]}
 
 
-registry._entries.pop("branching"), registry._entries.pop("forbidden")
-
-
 @pytest.fixture
-def branching():
+def branching(own_names):
     registry.register("branching")(Branching)
     registry.register("forbidden")(Forbidden)
-    yield
-    registry._entries.pop("branching"), registry._entries.pop("forbidden")
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers stack"])
@@ -537,6 +528,7 @@ def test_what_is_the_same_for_all_is_one_message_and_what_is_not_is_said():
     assert len(downloads.messages) == len(groups)
 
 
+@pytest.mark.usefixtures("own_names")
 def test_the_model_is_built_at_most_twice_before_the_first_round():
     built = []
 
@@ -545,13 +537,10 @@ def test_the_model_is_built_at_most_twice_before_the_first_round():
         return torch.nn.Sequential(torch.nn.Linear(shape[0], 5), torch.nn.ReLU())
 
     models.register_module("counted", factory)
-    try:
-        changes = {k: v for k, v in SMALL.items() if k not in ("model", "hidden", "embedding", "engine", "layout")}
-        _, federation = build(resolve("fedproto", {**changes, "data": blobs(), "model": "counted", "engine": "auto"}))
-        federation.engine.close()
-        assert len(built) <= 2
-    finally:
-        models.registry._entries.pop("counted")
+    changes = {k: v for k, v in SMALL.items() if k not in ("model", "hidden", "embedding", "engine", "layout")}
+    _, federation = build(resolve("fedproto", {**changes, "data": blobs(), "model": "counted", "engine": "auto"}))
+    federation.engine.close()
+    assert len(built) <= 2
 
 
 def test_a_clients_prototypes_are_computed_once_a_round(monkeypatch):

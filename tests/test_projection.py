@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -14,7 +13,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 from protofed import models
-from protofed.errors import ProtofedError
+from support.errors import refusal
 
 SHAPE, CLASSES = (3, 16, 16), 4
 SPECS = [
@@ -50,22 +49,7 @@ class Flat(nn.Module):
         return self.norm(self.conv(x)).mean((-2, -1))
 
 
-@pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-    torch.set_num_threads(threads)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        call()
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def layer_norm(x: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
@@ -155,15 +139,11 @@ def test_an_own_network_in_the_space(network: type[nn.Module], kind: str) -> Non
         torch.testing.assert_close(model(x), output)
 
 
+@pytest.mark.usefixtures("own_names")
 def test_an_own_network_registered_by_name() -> None:
-    before = dict(models.registry._entries)
-    try:
-        models.register_module("mine", lambda shape, classes: Pair())
-        spec = models.Projected(models.make("mine", SHAPE), "consensus", dim=6)
-        model = spec.build(SHAPE, CLASSES)
-    finally:
-        models.registry._entries.clear()
-        models.registry._entries.update(before)
+    models.register_module("mine", lambda shape, classes: Pair())
+    spec = models.Projected(models.make("mine", SHAPE), "consensus", dim=6)
+    model = spec.build(SHAPE, CLASSES)
     assert spec.name == "mine" and model(torch.randn(2, *SHAPE)).embedding.shape == (2, 6)
     assert "model 'mine' gives no" in refusal(lambda: model(torch.randn(2, *SHAPE), levels=True))
 

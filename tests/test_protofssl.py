@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import PrototypeBank, wire
 from protofed.evaluate.cost import client_bytes
 from protofed.experiment.run import build
@@ -19,9 +18,10 @@ from protofed.experiment.settings import resolve
 from protofed.methods import Setup
 from protofed.methods.protofssl import ModelAndHelpers, ProtoFSSL
 from protofed.models.skeleton import Skeleton, TrainingNetwork
-from protofed.parts import Batch, Each, Received, Reduce, Running, Upload
+from protofed.parts import Batch, Each, Received, Reduce, Upload
 from protofed.wire import Bundle
-from test_engines import ENGINES, LOOP
+from support.engines import ENGINES, LOOP, updated
+from support.small import SMALL, blobs
 
 C, D = 4, 5
 SEMI = {**SMALL, "labels": "client", "labels_per_class": 4, "shot": 16}
@@ -205,13 +205,6 @@ SETUP = Setup(C, D, 6, {"w": torch.zeros(2)}, seed=3)
 def upload(client, samples=10, value=None):
     bank = PrototypeBank(torch.full((C, D), float(client)), torch.ones(C))
     return Upload(client, samples, Bundle(bank=bank, weights={"w": torch.full((2,), float(value or 0))}))
-
-
-def updated(method, state, uploads, round, setup):
-    """The server's state after a round in which these uploads came."""
-    running = Running(method.reduce)
-    running.add(uploads)
-    return method.update(state, running.result(), round, setup)
 
 
 def test_helpers_are_drawn_among_the_rounds_clients():

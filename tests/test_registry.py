@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import pytest
 
+from protofed import methods, models
 from protofed.errors import ProtofedError
 from protofed.registry import Registry, as_options, as_text, coerce, parse_part
+from support import registries
+from support.errors import refusal
+from support.registries import registries_unchanged
 
 
 @dataclass(frozen=True)
@@ -47,13 +51,6 @@ fruits.register("red-apple", "pomme")(Fruit)
 
 def make(**options: Any) -> Fruit:
     return fruits.make("red-apple", options)
-
-
-def refusal(call: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -240,3 +237,29 @@ def test_an_error_of_ours_passes_as_it_is() -> None:
             raise ProtofedError("picky: no")
 
     assert refusal(lambda: coerce(Picky, {"size": 2}, "thing 'picky'")) == "picky: no"
+
+
+# --- for a while ------------------------------------------------------------------------------------------------------
+def test_what_is_registered_temporarily_is_forgotten() -> None:
+    entries, papers = dict(Cut.registry._entries), dict(Cut.registry.papers)
+    with pytest.raises(KeyError), Cut.registry.temporarily() as registry:
+        assert registry is Cut.registry
+        registry.register("dice", "cube", paper="Board, 2021")(dataclasses.make_dataclass("Dice", [], frozen=True))
+        registry.register("slice")(dataclasses.make_dataclass("Other", [], frozen=True))
+        assert registry.names() == ["dice", "halve", "slice"] and "cube" in registry and registry["slice"] is not Slice
+        del registry._entries["halve"]
+        raise KeyError
+    assert (Cut.registry._entries, Cut.registry.papers) == (entries, papers)
+    assert Cut.registry["slice"] is Slice and "cube" not in Cut.registry
+
+
+def test_a_test_that_leaves_an_entry_behind_fails_and_is_cleaned_up_after() -> None:
+    with pytest.raises(AssertionError, match=r"model 'left-behind'.*own_names"), registries_unchanged():
+        models.register_module("left-behind", lambda shape, classes: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(AssertionError, match="method 'fedproto'"), registries_unchanged():
+        del methods.registry._entries["fedproto"]
+    assert "left-behind" not in models.registry and "fedproto" in methods.registry
+    with registries_unchanged(), models.registry.temporarily():
+        models.register_module("left-behind", lambda shape, classes: None)  # type: ignore[arg-type, return-value]
+    kinds = {registry.kind for registry in registries.ALL}
+    assert kinds >= {"method", "model", "data set", "partition", "filter", "reduce", "term"}

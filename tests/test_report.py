@@ -19,7 +19,7 @@ from protofed.report.content import MOST_EVALUATIONS, MOST_ROUNDS, content, curv
 from protofed.report.page import embedded, render, write_page
 from protofed.report.space import MOST_SNAPSHOTS, Snapshot, project, read_snapshot, read_snapshots, space, thin
 from protofed.results.read import read_folder
-from run_folders import accuracy, make_comparison, make_run, make_snapshot, write_rows
+from support.run_folders import accuracy, make_comparison, make_run, make_snapshot, write_rows
 
 
 def chart(shown, key):

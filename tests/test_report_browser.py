@@ -16,15 +16,18 @@ from PIL import Image
 
 from protofed.report.live import LiveServer
 from protofed.report.page import write_page
-from run_folders import accuracy, make_comparison, make_run, make_snapshot
+from support.run_folders import accuracy, make_comparison, make_run, make_snapshot
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None,
-    reason="no chromium with chromedriver here (apt-get install chromium chromium-driver)",
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        CHROMIUM is None or DRIVER is None,
+        reason="no chromium with chromedriver here (apt-get install chromium chromium-driver)",
+    ),
+]
 # Written anew with PROTOFED_NEW_LAYOUT=1 when the page is changed on purpose.
 LAYOUT = Path(__file__).with_name("report_layout.json")
 DESK, PHONE = (1200, 900), (390, 800)

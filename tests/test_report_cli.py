@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import cli
+from support.small import SMALL, blobs
 
 KEYS = ["data=digits", "clients=4", "shot=6", "rounds=4", "evaluate_every=2", "engine=loop", "threads=1", "workers=1"]
 
@@ -40,6 +40,7 @@ def test_a_run_keeps_snapshots_spread_over_its_rounds(tmp_path):
     assert not (tmp_path / "none" / "snapshots").exists()
 
 
+@pytest.mark.slow
 def test_report_and_figures_of_a_comparison(comparison, monkeypatch, capsys):
     for words, wanted in ((["report", str(comparison)], "report.html"), (["figures", str(comparison)], "accuracy.pdf")):
         monkeypatch.setattr(sys, "argv", ["protofed", *words])
@@ -57,6 +58,7 @@ def test_a_folder_that_is_none_gives_one_line(tmp_path, monkeypatch, capsys):
     assert stop.value.code == 2 and "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_watch_serves_the_page_until_it_is_interrupted(comparison):
     words = [sys.executable, "-m", "protofed", "watch", str(comparison), "--port", "0"]
     # a shell that starts tests in the background has them ignore Ctrl-C, and their children would too

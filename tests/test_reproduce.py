@@ -354,6 +354,7 @@ def test_a_changed_preset_does_not_continue_old_runs(call, tmp_path, finished):
     assert code == 2 and "both-seed1234: begun with lr=5.0, now it is 0.01" in err
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(call, tmp_path):
     """A kill in the middle of a cell; `protofed resume` ends it, finished cells untouched, as if it never was."""
     slow = [word for word in TINY if not word.startswith("rounds")] + ["rounds=8", "checkpoint_every=1"]

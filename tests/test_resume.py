@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed.errors import ProtofedError
+from support.marks import slow_but
+from support.small import SMALL, blobs, labels_for
 
 KEYS = ["rounds=40", "clients=6", "shot=8", "checkpoint_every=3", "participation=0.7", "batch=4", "hidden=32"]
 
@@ -64,6 +65,7 @@ UNLABELLED = ["labels=client", "labels_per_class=3", "refresh=4"]
         ("protofssl", "workers", UNLABELLED),
     ],
 )
+@pytest.mark.slow
 def test_kill_9_and_resume_is_bit_equal(method, engine, more, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = [method, *KEYS, *ENGINES[engine], *more]
@@ -92,7 +94,7 @@ def stop_after(round):
     return watch
 
 
-@pytest.mark.parametrize("method", pf.methods.available())
+@pytest.mark.parametrize("method", slow_but(("fedavg", "fedsap", "fedarpl"), pf.methods.available()))
 @pytest.mark.parametrize("keep", [False, True])
 def test_every_method_resumes(method, keep, tmp_path):
     data = blobs()

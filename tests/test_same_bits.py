@@ -18,14 +18,14 @@ from hypothesis import settings as settings_of_tests
 from hypothesis import strategies as st
 
 import protofed as pf
-from conftest import SMALL, blobs, labels_for
 from protofed import wire
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import choose, rule, workers
 from protofed.federation.choose import EngineSettings
 from protofed.federation.rule import Facts, Way
-from test_engines import finish, groups_of, images, leaves
+from support.engines import finish, groups_of, images, leaves
+from support.small import SMALL, blobs, labels_for
 
 RAGGED = {"rounds": 2, "clients": 8, "shot_spread": 4.0, "participation": 0.7, "batch": 5, "epochs": 2}
 

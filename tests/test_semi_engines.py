@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import SMALL, blobs, labels_for
 from protofed import methods
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.batches import all_samples
 from protofed.models.skeleton import Skeleton
-from test_engines import ENGINES, LOOP, assert_same, finish, images, leaves
+from support.engines import ENGINES, LOOP, assert_same, images, leaves
+from support.marks import slow_but
+from support.small import SMALL, blobs, labels_for
 
 SEMI = [name for name in methods.available() if methods.get(name).feed.reads_unlabelled]
 CHANGES = {
@@ -40,13 +41,11 @@ def settings_of(method, **more):
     return resolve(method, changes)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
 @pytest.mark.parametrize("method", SEMI)
 def test_unlabelled_samples_on_every_engine_equal_the_plain_loop(method, engine):
     settings = settings_of(method, shot_spread=3.0)
-    assert_same(settings, ENGINES[engine])
-    _, _, one = finish(settings, LOOP)
-    _, _, other = finish(settings, ENGINES[engine])
+    one, other = assert_same(settings, ENGINES[engine])
     assert one[-1].measures
     for a, b in zip(one, other, strict=True):
         assert a.measures == pytest.approx(b.measures, abs=0.02), a.round

@@ -14,7 +14,6 @@ from torch import nn
 from torch.func import functional_call
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed import losses, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
@@ -28,8 +27,9 @@ from protofed.models.decomposed import PSI, Decomposed
 from protofed.models.skeleton import Skeleton, TrainingNetwork
 from protofed.parts import Batch, Received, Unlabelled, Upload
 from protofed.wire import Bundle
-from test_engines import ENGINES, LOOP, assert_same, finish, images
-from test_fedmatch import collapsed, updated
+from support.engines import ENGINES, LOOP, assert_same, finish, images, updated
+from support.small import SMALL, blobs
+from test_fedmatch import collapsed
 
 C = 4
 AT_SERVER = {

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import SMALL, blobs, labels_for
 from protofed import methods, wire
 from protofed.evaluate import Confusion, Scores, Snapshot
 from protofed.experiment.architectures import architectures
@@ -17,7 +16,9 @@ from protofed.federation.choose import Plan
 from protofed.federation.rounds import Federation
 from protofed.federation.site import FolderStates, Site, SiteEngine, bundle_of, opened, scores_of, sealed
 from protofed.wire import WireError
-from test_engines import LOOP
+from support.engines import LOOP
+from support.marks import slow_but
+from support.small import SMALL, blobs, labels_for
 
 
 def settings_of(method, **more):
@@ -78,7 +79,7 @@ def compared(settings, sites, plan):
     return loop
 
 
-@pytest.mark.parametrize("method", methods.available())
+@pytest.mark.parametrize("method", slow_but(("fedavg", "fedproto", "fedarpl"), methods.available()))
 def test_sites_give_the_bits_of_the_plain_loop(method, tmp_path):
     """Each site is restarted before every message: it takes nothing from memory."""
     settings = settings_of(method)

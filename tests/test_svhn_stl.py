@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,9 @@ from scipy.io import savemat
 from protofed.data import federate, load
 from protofed.data.partitions import IID
 from protofed.data.stl10 import read_pictures
-from protofed.errors import ProtofedError
+from support.errors import refusal
 
-
-@pytest.fixture(autouse=True)
-def no_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PROTOFED_DATA", raising=False)
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    assert "\n" not in str(caught.value), "one line"
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("home")
 
 
 # --- SVHN -------------------------------------------------------------------------------------------------------------

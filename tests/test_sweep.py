@@ -18,20 +18,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import protofed as pf
-from conftest import SMALL, blobs
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     compare,
     make_grid,
     parse_axes,
     read_comparison,
-    read_rows,
     resume_comparison,
     sweep,
 )
+from protofed.results.read import read_rows
 from protofed.results.tables import written
 from protofed.schedules import ramp
 from protofed.wire import Exchange, bank, number
+from support.small import SMALL, blobs
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
@@ -318,6 +318,7 @@ def is_running(pid):
         return False
 
 
+@pytest.mark.slow
 def test_kill_9_and_resume_gives_the_same_bytes(tmp_path):
     """Killed with two cells under way: finished cells are kept, orphans end, the results are those of one never killed."""
     settings = {**QUICK, **FIXED, "rounds": 40, "checkpoint_every": 4, "evaluate_every": 5, "limit_test": 60}
@@ -467,7 +468,8 @@ def test_table_before_the_first_run_has_finished(call, tmp_path):
     assert code == 2 and "no run" in err and "protofed resume s" in err
 
 
-def test_what_travels_may_depend_on_a_methods_settings(call, monkeypatch):
+@pytest.mark.usefixtures("own_names")
+def test_what_travels_may_depend_on_a_methods_settings(call):
     @dataclass(frozen=True)
     class Sends(pf.methods.Method):
         """Sends what it is told to."""
@@ -475,7 +477,6 @@ def test_what_travels_may_depend_on_a_methods_settings(call, monkeypatch):
         what: str = "bank"
         exchange = property(lambda self: Exchange(up=(bank(self.what), number("told"))))
 
-    monkeypatch.setattr(pf.methods.registry, "_entries", dict(pf.methods.registry._entries))
     pf.methods.register("sends")(Sends)
     code, out, _ = call("methods")
     assert code == 0 and "up: bank, told" in out

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from protofed.errors import ProtofedError
-from protofed.experiment.compare import read_rows
 from protofed.report.terminal import comparison_table, summary_table
+from protofed.results.read import read_rows
 from protofed.results.tables import (
     Row,
     comparison_cells,

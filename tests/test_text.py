@@ -9,7 +9,6 @@ import logging
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,24 +25,11 @@ import protofed.data.text as text_data
 import protofed.models.text as text_models
 from protofed.data import Dataset, sources
 from protofed.data.text import Note, distinct, split_off, tokens
-from protofed.errors import ProtofedError
 from protofed.models import build
 from protofed.pretrained import MINILM
+from support.errors import refusal
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of its own: no cache is shared with whoever runs the tests."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text, "one line"
-    return text
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def load(path: Path, **options: Any) -> Dataset:

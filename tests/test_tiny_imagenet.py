@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,13 @@ from PIL import Image
 import protofed.data.tiny_imagenet as tiny_imagenet
 from protofed.data import Dataset, sources
 from protofed.data.sources import load
-from protofed.errors import ProtofedError
+from support.errors import refusal
 
 IDS = ["n02124075", "n01443537", "n04067472"]  # not in alphabetical order, as in the official file
 COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
 
 
-@pytest.fixture(autouse=True)
-def no_data_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("PROTOFED_DATA", raising=False)
-
-
-def refusal(make: Callable[[], object]) -> str:
-    with pytest.raises(ProtofedError) as caught:
-        make()
-    text = str(caught.value)
-    assert "\n" not in text, "one line"
-    return text
+pytestmark = pytest.mark.usefixtures("home")
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def test_tensorboard_writes_event_files(tmp_path):
     assert b"| method.scale | 32.0 |" in text.tensor_proto.string_val[0]
 
 
+@pytest.mark.slow
 def test_mlflow_has_parameters_metrics_and_status(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -118,6 +119,7 @@ def test_wandb_is_called_as_it_wants(tmp_path, monkeypatch):
     assert calls[-1] == ("finish", 1)
 
 
+@pytest.mark.slow
 def test_wandb_offline_writes_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

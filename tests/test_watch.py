@@ -18,7 +18,7 @@ import pytest
 from protofed.errors import ProtofedError
 from protofed.report.content import content
 from protofed.report.live import LiveServer, Source, _Handler, serve
-from run_folders import make_comparison, make_run
+from support.run_folders import make_comparison, make_run
 
 
 @contextmanager
@@ -224,6 +224,7 @@ def listen():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_cleanly(tmp_path):
     run = make_run(tmp_path / "r")
     code = "import sys; from protofed.report.live import serve; serve(sys.argv[1], port=0, say=tell)"

@@ -6,6 +6,8 @@ instance. Options are checked and converted by their annotations, so `"3"` from 
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import types
 import typing
@@ -68,6 +70,15 @@ class Registry(Generic[T]):
     def make(self, name: str, options: Mapping[str, Any] | None = None) -> T:
         entry = self[name]
         return coerce(entry, dict(options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
+
+    @contextlib.contextmanager
+    def temporarily(self) -> Iterator[Registry[T]]:
+        """Forget on leaving what was registered, replaced or removed inside: `with methods.registry.temporarily(): ...`."""
+        before = {name: copy.copy(value) for name, value in vars(self).items()}
+        try:
+            yield self
+        finally:
+            vars(self).update(before)
 
 
 def parse_part(registry: Registry[T], text: str) -> T:

@@ -126,11 +126,26 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
 def read_toml(path: Path) -> dict[str, Any]:
+    """Read a file of settings, or, where there is no such file, the example of that name that comes with protofed.
+
+    Args:
+        path: A TOML file, as `mine.toml`, or the name of an example, as `digits` or `sweeps/fedapa-weight`.
+
+    Returns:
+        What the file says, as nested mappings.
+    """
+    examples = {file.relative_to(EXAMPLES).with_suffix("").as_posix(): file for file in EXAMPLES.rglob("*.toml")}
+    file = path if path.is_file() else examples.get(path.as_posix().removesuffix(".toml"), path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ProtofedError(f"{path}: no such settings file") from None
+        if path.suffix == ".toml":
+            raise ProtofedError(f"{path}: no such settings file") from None
+        raise unknown("settings file or example", str(path), examples) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ProtofedError(f"{path}: not a readable TOML file ({error})") from None
 
