@@ -7,31 +7,26 @@ is what a cold start lacks, that of the last ten, and how many of these were rig
 
 from __future__ import annotations
 
-import json
 import sys
-from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
+
+from protofed.results.read import read_folder
 
 SPAN = 10  # rounds
 
 
-def rows(file: Path) -> list[dict]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
 def main(folder: Path, wanted: list[float]) -> None:
-    runs: dict[str, list[Path]] = defaultdict(list)
-    for summary in sorted(folder.glob("*/summary.json")):
-        runs[summary.parent.name.rpartition("-seed")[0]].append(summary.parent)
-    if not runs:
+    variants = [variant for variant in read_folder(folder).variants if variant.finished]
+    if not variants:
         raise SystemExit(f"{folder}: no finished runs")
     heads = [*(f"{w:.0%}" for w in wanted), f"first {SPAN}", f"last {SPAN}", "right"]
     print(f"{'run':28s}" + "".join(f"{head:>14s}" for head in heads))
-    for label, places in runs.items():
-        evaluated = [rows(place / "metrics.jsonl") for place in places]
-        cells = [_reached(evaluated, w) for w in wanted]
-        rounds = [rows(place / "rounds.jsonl") for place in places]
+    for variant in variants:
+        runs = [run for run in variant.runs if run.summary is not None]
+        cells = [_reached([run.metrics for run in runs], w) for w in wanted]
+        rounds = [run.rounds for run in runs]
         for part, name in (
             (slice(SPAN), "acceptance"),
             (slice(-SPAN, None), "acceptance"),
@@ -40,10 +35,10 @@ def main(folder: Path, wanted: list[float]) -> None:
             values = [r.get("measures", {}).get(name) for own in rounds for r in own[part]]
             there = [v for v in values if v is not None]
             cells.append(f"{fmean(there):.1%}" if there else "-")
-        print(f"{label:28s}" + "".join(f"{cell:>14s}" for cell in cells))
+        print(f"{variant.label:28s}" + "".join(f"{cell:>14s}" for cell in cells))
 
 
-def _reached(evaluated: list[list[dict]], wanted: float) -> str:
+def _reached(evaluated: list[Sequence[dict]], wanted: float) -> str:
     first = [next((r["round"] for r in own if r["accuracy"] >= wanted), None) for own in evaluated]
     found = [r for r in first if r is not None]
     text = f"{fmean(found):.1f}" if found else "never"

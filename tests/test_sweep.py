@@ -27,11 +27,25 @@ from protofed.experiment.compare import (
     resume_comparison,
     sweep,
 )
+from protofed.results.archive import read_archive
 from protofed.results.read import read_rows
 from protofed.results.tables import written
 from protofed.schedules import ramp
 from protofed.wire import Exchange, bank, number
 from support.small import SMALL, blobs
+
+
+def unpack(archive, folder):
+    """The folders of the runs that an archive was made of."""
+    folder.mkdir()
+    shutil.copyfile(archive / "comparison.json", folder / "comparison.json")
+    for name, run in read_archive(archive).items():
+        (folder / name).mkdir()
+        (folder / name / "settings.toml").write_text(run.settings)
+        (folder / name / "summary.json").write_text(json.dumps(run.summary))
+        for file, lines in run.lines.items():
+            (folder / name / file).write_text("".join(lines))
+
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
@@ -347,11 +361,10 @@ def test_kill_9_and_resume_gives_the_same_bytes(tmp_path):
     assert (killed / "comparison.json").read_bytes() == (whole / "comparison.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["digits", "fedsap-fashion-mnist"])
-def test_a_finished_comparison_of_the_first_version_resumes_to_its_table(name, tmp_path):
+def test_a_finished_comparison_of_the_first_version_resumes_to_its_table(tmp_path):
+    name = "fedsap-fashion-mnist"
     before = (RESULTS / name / "table.md").read_text().splitlines()
-    ignore = shutil.ignore_patterns("checkpoint", "results.csv", "table.*")
-    shutil.copytree(RESULTS / name, tmp_path / "c", ignore=ignore)
+    unpack(RESULTS / name, tmp_path / "c")
     record = json.loads((tmp_path / "c" / "comparison.json").read_text())
     if "variants" in record:
         record["methods"] = [v["label"] for v in record.pop("variants")]

@@ -430,7 +430,7 @@ def test_committed_comparisons_of_the_first_version_are_readable(name):
     for r in rows:
         heads = []
         for seed in record["seeds"]:
-            file = RESULTS / name / f"{r.label}-seed{seed}" / "summary.json"
-            heads.append(100 * json.loads(file.read_text())["last_five"]["accuracy_head"])
+            stored = json.loads((RESULTS / name / "summaries.json").read_text())
+            heads.append(100 * stored[f"{r.label}-seed{seed}"]["last_five"]["accuracy_head"])
         expected = f"{statistics.fmean(heads):.2f} ± {statistics.stdev(heads):.2f}"
         assert expected in next(line for line in comparison_markdown(rows).splitlines() if f"| {r.label} |" in line)

@@ -9,10 +9,11 @@ from typing import Any
 from ... import methods
 from ...disk import write_atomically
 from ...errors import ProtofedError
+from ...results.archive import is_archive
+from ...results.comparison import ComparisonFolder
 from ...results.read import read_rows
 from ...results.tables import Row
 from ..compare import Variant, is_comparison, parse_entries
-from ..settings import read_toml
 from .planning import plan
 from .preset import Preset, Size, available, load_preset, row_label, row_method, slug
 from .run import run_plan
@@ -77,7 +78,7 @@ def measured_in(preset: Preset, column: str, results: Path) -> tuple[Size, list[
     ]
     candidates.append(("laptop", [results / name for name in preset.file.columns[column].measured]))
     for size, folders in candidates:
-        measured = [f for f in folders if is_comparison(f) and any(f.glob("*/summary.json"))]
+        measured = [f for f in folders if is_comparison(f) and (is_archive(f) or any(f.glob("*/summary.json")))]
         if measured:
             return size, measured
     return "laptop", []
@@ -112,6 +113,5 @@ def _provenance(folder: Path, rows: Sequence[Row], results: Path) -> str:
     runs = [run for row in rows for run in row.runs]
     rounds = "/".join(map(str, sorted({run["rounds"] for run in runs})))
     seeds = ", ".join(map(str, sorted({run["seed"] for run in runs})))
-    first = read_toml(min(folder.glob("*/summary.json")).with_name("settings.toml"))
-    data = str(first["data"].get("path", first["data"]["name"]))
+    data = min(str(s["data"].get("path", s["data"]["name"])) for s in ComparisonFolder(folder).read().settings.values())
     return f"`{folder.relative_to(results).as_posix()}`: {data}, {rounds} rounds, seeds {seeds}"
