@@ -79,12 +79,16 @@ def plot_accuracy(source: Source, by: By | None = None, width: Width = "column")
     """
     folder = _folder(source)
     rows = [row for run in folder.runs for row in run.metrics]
-    if by is None and any(number(row, OWN) is not None for row in rows):
-        ways = [own_predictions(row) for row in rows if number(row, OWN) is not None]
-        if len(folder.variants) == 1 or set.intersection(*ways):
-            return _lines(folder, "metrics", OWN, "accuracy (%)", 100.0, width)
+    if by is None and _has_one_own_way(folder):
+        return _lines(folder, "metrics", OWN, "accuracy (%)", 100.0, width)
     by = by or ("head" if all("accuracy_head" in row for row in rows) else "prototype")
     return _lines(folder, "metrics", f"accuracy_{by}", f"accuracy by {by} (%)", 100.0, width)
+
+
+def _has_one_own_way(folder: Folder) -> bool:
+    """Whether all variants predict in the same way in their papers, so that one picture compares like with like."""
+    rows = [row for run in folder.runs for row in run.metrics if number(row, OWN) is not None]
+    return bool(rows) and (len(folder.variants) == 1 or bool(set.intersection(*map(own_predictions, rows))))
 
 
 def plot_loss(source: Source, width: Width = "column") -> Figure:
@@ -203,7 +207,7 @@ def write_figures(
     found = read_folder(folder)
     place = Path(folder) / "figures" if out is None else Path(out)
     drawn: dict[str, Figure] = {}
-    if any(number(row, OWN) is not None for run in found.runs for row in run.metrics):
+    if _has_one_own_way(found):
         drawn["accuracy"] = plot_accuracy(found, None, chosen)
     for by in ("head", "prototype"):
         if any(number(row, f"accuracy_{by}") is not None for run in found.runs for row in run.metrics):

@@ -283,7 +283,7 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
         lines.append(f"fewer seeds than the others, and not ranked: {', '.join(behind)}")
     lines += losses_of(rows)
     for column in _chosen(rows, columns):
-        if not any(column.by_seed(row) for row in rows):
+        if not any(column.by_seed(row) for row in rows) and any(row.usable for row in rows):
             lines.append(f"{column.key}: no run has measured it")
         elif column.key == OWN and own_ways_differ(rows):
             lines.append(
