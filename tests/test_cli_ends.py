@@ -16,7 +16,7 @@ from protofed.errors import Stopped
 
 RUN = import_module("protofed.experiment.run")  # `protofed.experiment.run` is the function
 KEYS = ["clients=3", "shot=6", "way=2", "checkpoint_every=1", "snapshots=0"]
-KEYS += ["engine=loop", "layout=contiguous", "workers=1", "threads=1"]
+KEYS += ["engine=loop", "inner=loop", "layout=contiguous", "convolution=grouped", "workers=1", "threads=1"]
 LONG = [*KEYS, "rounds=100000"]
 
 
@@ -31,13 +31,15 @@ def started(*words, cwd, prepare=lambda: None, **pipes):
     return subprocess.Popen(command, cwd=cwd, preexec_fn=begin, start_new_session=True, **pipes)
 
 
-def interrupted(process, *files):
-    """Its exit code and what it says when Ctrl-C reaches it and its children, once these files are there."""
+def interrupted(process, *files, number=signal.SIGINT):
+    """Its exit code and what it says when a signal reaches it and its children, once these files are there."""
+    deadline = time.monotonic() + 120
     try:
         while not all(file.is_file() for file in files):
             assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -46,15 +48,44 @@ def interrupted(process, *files):
 
 def test_ctrl_c_in_a_run_says_how_to_go_on(tmp_path):
     process = started("run", "fedproto", *LONG, "--out", "my run", cwd=tmp_path)
-    code, said = interrupted(process, tmp_path / "my run/checkpoint/latest.json")
+    code, said = interrupted(process, tmp_path / "my run/confusion.json")
     assert code == 130 and said.count("\n") == 1 and "protofed resume" in said and "my run" in said
 
 
 def test_ctrl_c_in_a_comparison_says_how_to_go_on(tmp_path):
     process = started("compare", "fedproto", *LONG, "--seeds", "1", "--jobs", "2", "--out", "c", cwd=tmp_path)
-    files = [tmp_path / f"c/{name}-seed1234/checkpoint/latest.json" for name in ("local", "fedproto")]
+    files = [tmp_path / f"c/{name}-seed1234/confusion.json" for name in ("local", "fedproto")]
     code, said = interrupted(process, *files)
     assert code == 130 and "Traceback" not in said and "protofed resume c" in said.splitlines()[-1]
+
+
+def last_rounds(folder):
+    """The rounds of the newest checkpoint and of the last row."""
+    saved = sorted((folder / "checkpoint").glob("round-*"))[-1].name
+    return int(saved.removeprefix("round-")), len((folder / "rounds.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("engine", [[], ["engine=workers", "workers=2"]])
+def test_sigterm_in_a_run_finishes_the_round(engine, tmp_path):
+    keys = [*LONG, "checkpoint_every=100000", *engine]
+    process = started("run", "fedproto", *keys, "--out", "my run", cwd=tmp_path)
+    code, said = interrupted(process, tmp_path / "my run/rounds.jsonl", number=signal.SIGTERM)
+    assert code == 143 and "protofed resume 'my run'" in said.splitlines()[-1] and "dropped" not in said
+    saved, written = last_rounds(tmp_path / "my run")
+    assert saved == written and f"stopped after round {saved}" in said
+
+
+def test_sigterm_in_a_comparison_finishes_the_rounds(tmp_path):
+    keys = [*LONG, "checkpoint_every=100000"]
+    process = started("compare", "fedproto", *keys, "--seeds", "1", "--jobs", "2", "--out", "c", cwd=tmp_path)
+    files = [tmp_path / f"c/{name}-seed1234/rounds.jsonl" for name in ("local", "fedproto")]
+    code, said = interrupted(process, *files, number=signal.SIGTERM)
+    assert code == 143 and "Traceback" not in said and "protofed resume c" in said.splitlines()[-1]
+    for file in files:
+        saved, written = last_rounds(file.parent)
+        assert saved == written
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nothing of it is left
 
 
 def ending(monkeypatch, error, made=True):
@@ -62,7 +93,7 @@ def ending(monkeypatch, error, made=True):
 
     def run(chosen, *, out, watch):
         if made:
-            out.mkdir(parents=True)
+            out.mkdir(parents=True, exist_ok=True)
         raise error
 
     monkeypatch.setattr(RUN, "run", run)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -163,7 +164,7 @@ def _run_in(folder: ComparisonFolder | None, grid: Grid, jobs: int | None, watch
         if folder is None:
             raise
         code = error.code if isinstance(error, Stopped) else 130
-        raise Stopped(f"stopped; `protofed resume {folder.path}` goes on", code) from None
+        raise Stopped(f"stopped; `protofed resume {shlex.quote(str(folder.path))}` goes on", code) from None
     finally:
         if folder is not None:
             folder.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -346,7 +347,7 @@ def _run_rounds(
 def _how_to_go_on(place: Path) -> str:
     saved = checkpoint.rounds_in(place / "checkpoint")
     since = f"after round {int(saved[0].name.removeprefix('round-'))}" if saved else "from the first round"
-    return f"`protofed resume {place}` goes on {since}"
+    return f"`protofed resume {shlex.quote(str(place))}` goes on {since}"
 
 
 def load_result(folder: str | Path, data: Dataset | None = None) -> Result:

@@ -172,7 +172,8 @@ def make_engine(plan: Plan, wanted: EngineSettings) -> tuple[Engine, EngineSetti
     wanted.check(len(plan.models))
     chosen, engine = choose(plan, wanted)
     torch.set_num_threads(chosen.threads)
-    log.info("engine: %s", label(chosen))
+    if chosen != wanted:  # the settings left something open
+        log.info("engine: %s", label(chosen))
     if chosen.workers > 1:
         engine = with_workers(engine, chosen.workers)  # type: ignore[assignment]
     keep_pages()
@@ -209,7 +210,8 @@ def _way(plan: Plan, architecture: int, given: Way) -> Way:
     facts = plan.facts(architecture)
     way = rule(facts, given)
     name = plan.models[architecture].name
-    log.info("engine: %s: %s: %s", name, facts, way.label)
+    if way != given:
+        log.info("engine: %s: %s: %s", name, facts, way.label)
     if way.how == "stack" and facts.clients and (reason := _not_stackable(plan, architecture, way)):
         if given.how == "stack":
             raise ProtofedError(f"model {name} cannot be stacked ({reason}); use engine=loop or engine=auto")
