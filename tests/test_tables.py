@@ -200,6 +200,17 @@ def test_a_seed_that_failed_leaves_the_others_shown_but_unranked():
     assert "failed: fedavg, seed 2: it diverged" in lines
 
 
+def test_the_csv_says_who_was_dropped_and_what_failed():
+    broken = summary(2, 0.88) | {"failure": "nobody returned anything", "dropped_clients": 30, "client_rounds": 30}
+    rows = [Row("a", "a", {}, [summary(1, 0.5), broken], {3: "it diverged"})]
+    lines = list(csv.DictReader(io.StringIO(results_csv(rows))))
+    assert [line["seed"] for line in lines] == ["1", "2", "3"]
+    assert [line["accuracy_head"] for line in lines] == ["0.5", "", ""]
+    assert [line["dropped_clients"] for line in lines] == ["0", "30", ""]
+    assert [line["failure"] for line in lines] == ["", "nobody returned anything", "it diverged"]
+    assert "failure" not in results_csv([Row("a", "a", {}, [summary(1, 0.5)])])
+
+
 def test_dropped_clients_are_named_under_the_table():
     some = Row(
         "fedavg", "fedavg", {}, [summary(1, 0.5) | {"dropped_clients": 3, "client_rounds": 40, "empty_rounds": 0}]

@@ -355,7 +355,8 @@ def _latex(text: str) -> str:
 def results_csv(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
     """One line per variant and seed, numbers as measured (shares, bytes). No clock: the same runs give the same bytes.
 
-    `columns` names the numbers to keep; without it every figure of the summaries and the bytes are there.
+    `columns` names the numbers to keep; without it every figure of the summaries and the bytes are there. Where clients were
+    dropped or runs failed, two more columns say how many client rounds and why; a run that failed has no numbers.
     """
     axes = list(dict.fromkeys(key for row in rows for key in row.settings))
     keys = [*dict.fromkeys(key for row in rows for run in row.runs for key in run[FIGURE]), *DIRECTIONS]
@@ -364,11 +365,15 @@ def results_csv(rows: Sequence[Row], columns: Sequence[str] | None = None) -> st
     titles = [f"{key}_per_round" if key in DIRECTIONS else key for key in keys]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["label", "method", *axes, "seed", *titles])
+    losses = ["dropped_clients", "failure"] if losses_of(rows) else []
+    writer.writerow(["label", "method", *axes, "seed", *titles, *losses])
     for row in rows:
         known = [written(row.settings[key]) if key in row.settings else "" for key in axes]
-        for run in row.runs:
-            writer.writerow([row.label, row.method, *known, run["seed"], *(measured(run, key) for key in keys)])
+        reasons, dropped = row.reasons(), {run["seed"]: run.get("dropped_clients", 0) for run in row.runs}
+        numbers = {run["seed"]: [measured(run, key) for key in keys] for run in row.usable}
+        for seed in dict.fromkeys((*(run["seed"] for run in row.runs), *reasons)):
+            lost = [dropped.get(seed), reasons.get(seed)] if losses else []
+            writer.writerow([row.label, row.method, *known, seed, *numbers.get(seed, [None] * len(keys)), *lost])
     return text.getvalue()
 
 
