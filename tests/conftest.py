@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+# Before torch and NumPy are loaded: the cores are for several tests at a time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

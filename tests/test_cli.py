@@ -60,6 +60,7 @@ def test_confusions_agree_with_the_accuracies(call, tmp_path):
             assert hits / total == last[f"accuracy_{kind}"][client]
 
 
+@pytest.mark.slow
 def test_clients_of_two_architectures(call, tmp_path):
     code, _, err = call("run", "fedproto", *QUICK, "models=mlp,mlp?hidden=8", "dim=16", "ensemble=true", "--out", "m")
     assert code == 0 and sum("ms per client step" in line for line in err.splitlines()) == 2
@@ -77,6 +78,7 @@ def test_clients_of_two_architectures(call, tmp_path):
     assert (tmp_path / "m/clients.jsonl").read_text() == (tmp_path / "again/clients.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_can_be_repeated_from_its_settings(call, tmp_path):
     call("run", "fedproto", *QUICK, "lr=0.03", "--out", "a")
     code, *_ = call("run", "fedproto", "--config", "a/settings.toml", "--out", "b")
@@ -85,6 +87,7 @@ def test_a_run_can_be_repeated_from_its_settings(call, tmp_path):
     assert (tmp_path / "a/clients.jsonl").read_text() == (tmp_path / "b/clients.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_without_out_says_where_it_is(call, tmp_path):
     code, out, _ = call("run", "local", *QUICK)
     folder = out.split("run folder: ")[1].strip()
@@ -111,6 +114,7 @@ def test_compare_ends_with_a_table_that_has_local(call, tmp_path):
     assert "scale = 16" in (tmp_path / "c/fedsap-seed1234/settings.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_resumes_without_running_finished_cells(call, tmp_path):
     call("compare", "fedproto", *QUICK, "--seeds", "2", "--out", "c", "--jobs", "1")
     table = (tmp_path / "c/table.md").read_text()
@@ -143,6 +147,7 @@ def test_lists(call, words):
         assert name in out
 
 
+@pytest.mark.slow
 def test_data_show_prints_and_draws(call, tmp_path):
     code, out, _ = call("data", "show", "partition=dirichlet", "alpha=0.2", "clients=6", "--picture", "p.png")
     assert code == 0 and "picture: p.png" in out
@@ -220,6 +225,7 @@ def test_bad_input_is_one_clear_line_and_exit_code_2(case, call, tmp_path):
         assert word in err
 
 
+@pytest.mark.slow
 def test_an_unreadable_checkpoint_is_one_line(call, tmp_path):
     call("run", "fedproto", *QUICK, "--out", "r")
     (tmp_path / "r/summary.json").unlink()
@@ -229,6 +235,7 @@ def test_an_unreadable_checkpoint_is_one_line(call, tmp_path):
     assert code == 2 and err.count("\n") == 1 and "server.safetensors" in err
 
 
+@pytest.mark.slow
 def test_the_installed_command_fails_cleanly_in_a_process_of_its_own(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "protofed", "run", "fedsap", "roundz=3"], capture_output=True, text=True, cwd=tmp_path
@@ -260,6 +267,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
 
 
 @pytest.mark.usefixtures("own_names")
+@pytest.mark.slow
 def test_own_methods_are_loaded_from_a_file(call, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
@@ -274,6 +282,7 @@ def test_own_methods_are_loaded_from_a_file(call, tmp_path):
     assert call("run", "local", "--load", "no.py")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_choice_on_the_command_line_replaces_the_files(call, tmp_path):
     (tmp_path / "s.toml").write_text('[partition]\nname = "dirichlet"\nalpha = 0.3\n')
     assert call("run", "local", "rounds=1", "clients=3", "--config", "s.toml", "alpha=0.9", "--out", "a")[0] == 0

@@ -88,6 +88,7 @@ names = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters
 
 
 @given(st.lists(names.filter(lambda t: t.split()), min_size=1, max_size=5, unique_by=lambda t: " ".join(t.split())))
+@pytest.mark.slow
 def test_any_label_gives_a_safe_folder_of_its_own(texts):
     made = grid(*(f"{text}=fedavg?lr={i + 1}" for i, text in enumerate(texts)), local=False)
     assert labels(made) == [" ".join(text.split()) for text in texts]

@@ -170,6 +170,7 @@ def words(confusions: Confusions, place: Path) -> str:
 @pytest.mark.parametrize(
     ("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF"), ("PNG", b"\x89")]
 )
+@pytest.mark.slow
 def test_every_kind_of_picture_and_the_same_bytes_twice(tmp_path, suffix, start):
     confusions = read_confusions(folder_with(tmp_path, STORED))
     first, second = tmp_path / "new" / f"a.{suffix}", tmp_path / f"b.{suffix}"
@@ -205,6 +206,7 @@ def test_a_picture_says_names_counts_and_shares(tmp_path):
     assert "95.7 % of 1,300 right" in text
 
 
+@pytest.mark.slow
 def test_twelve_panels_at_most_and_it_is_said(tmp_path):
     one = Confusion(np.array([[0, 0, 1], [1, 0, 1]]))
     text = words(Confusions(1, "head", [], [], {f"client {c}": one for c in range(13)}), tmp_path)
@@ -228,6 +230,7 @@ def test_a_picture_of_an_unknown_kind(tmp_path):
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_command_agrees_with_the_run(call, tmp_path):
     data = blobs()
     data = replace(

@@ -248,6 +248,7 @@ def part(rooms: list[np.ndarray], start: int, stop: int) -> tuple[np.ndarray, np
 
 
 @pytest.mark.parametrize(("index", "needed"), [(0, 0.8), (1, 0.6)])
+@pytest.mark.slow
 def test_small_rooms_are_learnable_and_more_windows_help(index: int, needed: float) -> None:
     source = CSISimulation(windows_per_class=80, packets=100)
     own = [features(source.windows(index, people)) for people in range(ROOMS[index].people[1] + 1)]
@@ -258,6 +259,7 @@ def test_small_rooms_are_learnable_and_more_windows_help(index: int, needed: flo
     assert (many == y).mean() > (few == y).mean() + 0.05
 
 
+@pytest.mark.slow
 def test_more_people_are_harder_to_count() -> None:
     room = NAMES.index("classroom")
     _, y, found = in_room(room, range(21), 16)
@@ -275,6 +277,7 @@ def test_more_people_change_the_channel_more() -> None:
         assert change[0] < change[1] < change[2], NAMES[index]
 
 
+@pytest.mark.slow
 def test_rooms_are_different() -> None:
     own = {index: in_room(index, range(5), 24) for index in (0, 1, 2, 3)}
     for index, (x, y, found) in own.items():

@@ -20,7 +20,7 @@ C = 4
 MODELS = {
     "mlp": ((6,), {"hidden": [7], "embedding": 5}),
     "cnn": ((1, 16, 16), {"channels": [2, 3], "embedding": 6, "norm": "batch"}),
-    "resnet9": ((3, 32, 32), {}),
+    "resnet9": ((3, 32, 32), {"width": 0.25}),
     "direct": ((6,), {}),
 }
 

@@ -84,13 +84,14 @@ def place(tmp_path, monkeypatch, own_names):
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    run, compare = pf.run, pf.compare
+    run, compare, sweep = pf.run, pf.compare, pf.sweep
 
     def short(given: dict[str, Any]) -> dict[str, Any]:
         return {**given, "rounds": 2, "clients": min(given.get("clients", 5), 5), **QUICK}
 
     monkeypatch.setattr(pf, "run", lambda method, **given: run(method, **short(given)))
     monkeypatch.setattr(pf, "compare", lambda names, **given: compare(names, **{**short(given), "seeds": 1, "jobs": 1}))
+    monkeypatch.setattr(pf, "sweep", lambda names, **given: sweep(names, **{**given, **QUICK}))
     return tmp_path
 
 

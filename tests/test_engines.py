@@ -38,8 +38,20 @@ else:
     import tomli as tomllib
 
 
+STACKED = (
+    "fedapa",
+    "fedavg",
+    "fedpagr",
+    "fedproto",
+    "fedsap",
+    "fedtgp",
+    "local",
+    "protofssl",
+)  # of each kind one
+
+
 @pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
-@pytest.mark.parametrize("method", methods.available())
+@pytest.mark.parametrize("method", slow_but(STACKED, methods.available()))
 def test_every_method_on_every_engine_equals_the_plain_loop(method, engine):
     """Ragged clients, batches that do not divide, partial participation, two epochs."""
     changes = {"rounds": 2, "batch": 5, "shot_spread": 3.0, "participation": 0.8, "epochs": 2, "projection_dropout": 0}
@@ -65,6 +77,7 @@ def test_convolutions(engine):
 
 
 @pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
+@pytest.mark.slow
 def test_batch_norm(engine):
     """No padding enters the statistics: clients with other batch sizes are run apart.
 
@@ -90,7 +103,7 @@ def test_kept_optimisers(optimiser, engine):
     assert_same(resolve("fedproto", {**SMALL, "data": blobs(), **changes}), ENGINES[engine])
 
 
-@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("engine", slow_but("stack", ["stack", "workers", "workers stack"]))
 @pytest.mark.usefixtures("own_names")
 def test_client_memory_own_models_and_a_different_download_for_each(engine):
     """What the interface must carry: state a client keeps, and messages that differ from client to client."""
@@ -154,6 +167,7 @@ def test_a_client_that_goes_to_nan_is_dropped_on_every_engine(engine):
     st.booleans(),
     st.sampled_from([1, convolution.CHANNELS]),
 )
+@pytest.mark.slow
 def test_other_convolutions_equal_torchs(c_in, c_out, size, stride, padding, dilation, extent, biased, last, channels):
     """Outputs and every gradient, whatever the shape; also gradients of gradients."""
     with mock.patch.object(convolution, "CHANNELS", channels):
@@ -207,6 +221,7 @@ def test_a_convolution_of_another_engine_is_refused(engine, convolution):
         build(settings)
 
 
+@pytest.mark.slow
 def test_large_kept_state_does_not_block_the_pipes():
     """Optimiser states far larger than a pipe holds, in both directions."""
     keys = {**SMALL, "data": blobs(), "hidden": [400, 400], "keep_optimiser": True, "clients": 6, "rounds": 3}
@@ -214,6 +229,7 @@ def test_large_kept_state_does_not_block_the_pipes():
 
 
 @pytest.mark.usefixtures("own_names")
+@pytest.mark.slow
 def test_memory_that_comes_and_goes():
     @methods.register("forgetful")
     @dataclass(frozen=True)
@@ -272,6 +288,7 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
 
 
 @pytest.mark.usefixtures("own_names")
+@pytest.mark.slow
 def test_a_client_that_kills_its_worker_each_time_is_dropped_and_named():
     @methods.register("deadly")
     @dataclass(frozen=True)

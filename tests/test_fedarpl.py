@@ -27,6 +27,7 @@ from protofed.models.base import Output
 from protofed.parts import Batch, Received, Upload
 from protofed.wire import Bundle
 from support.engines import ENGINES, LOOP, assert_same, images, updated
+from support.marks import slow_but
 from support.small import SMALL, blobs
 from test_resume import comparable, stop_after
 
@@ -399,6 +400,7 @@ def test_phases_follow_each_other_and_are_logged(caplog):
 
 
 @pytest.mark.parametrize("phases", [1, 2])
+@pytest.mark.slow
 def test_no_phase_beyond_the_highest_allowed(phases):
     records = list(federation_of(rounds=6, phases=phases, **EASY))
     assert [r.measures["phase"] for r in records] == [min(p, phases) for p in PHASES]
@@ -420,6 +422,7 @@ def test_a_fixed_threshold_and_no_consistency():
     assert weak[0].measures["acceptance"] == adaptive[0].measures["acceptance"]
 
 
+@pytest.mark.slow
 def test_a_run_that_never_meets_a_criterion_says_so(caplog):
     with caplog.at_level(logging.WARNING, "protofed"):
         result = pf.run(settings_for(fss_mean=1e6))
@@ -450,7 +453,7 @@ def whole(request, tmp_path_factory):
     return keys, folder
 
 
-@pytest.mark.parametrize("stopped", [1, 3, 6])
+@pytest.mark.parametrize("stopped", slow_but(3, [1, 3, 6]))
 def test_stopped_in_the_midst_of_each_phase_and_resumed_is_bit_equal(stopped, whole, tmp_path):
     keys, folder = whole
     with pytest.raises(KeyboardInterrupt):
@@ -514,6 +517,7 @@ def test_an_upload_without_its_confidence_is_dropped():
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("engine", ["stack", "workers stack"])
+@pytest.mark.slow
 def test_static_batch_norm_through_all_phases_on_every_engine(engine):
     keys = (
         {k: v for k, v in KEYS.items() if k not in ("hidden", "model")} | EASY | {"fss_window": 1, "gcplca_window": 1}
@@ -537,6 +541,7 @@ def test_the_threshold_rises_as_the_server_learns():
     assert min(r.measures["acceptance"] for r in records) > 0.1
 
 
+@pytest.mark.slow
 def test_wrong_labels_at_the_server_hurt():
     keys = {"rounds": 6, "server_labels": 40, "evaluate_every": 6, "consistency": False, **EASY}
     clean, wrong = (pf.run(settings_for(**keys, server_label_noise=noise)) for noise in (0.0, 0.8))
@@ -593,6 +598,7 @@ def test_what_makes_no_sense_is_said_in_a_line(wrong, said):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_loop_twice_gives_the_same_numbers():
     one, other = (list(build(settings_for(rounds=5, **EASY).with_engine(LOOP))[1]) for _ in range(2))
     assert [(r.terms, r.measures, r.scores) for r in one] == [(r.terms, r.measures, r.scores) for r in other]

@@ -14,6 +14,7 @@ from rich.console import Console
 from protofed.data import Dataset, FederatedData, counts_table, draw_counts, federate
 from protofed.data.partitions import IID, Dirichlet, Natural, NWay, Pathological
 from protofed.errors import ProtofedError
+from support.marks import slow_but
 
 
 def toy(train: int = 300, test: int = 100, classes: int = 5, groups: int = 0) -> Dataset:
@@ -259,7 +260,7 @@ def random_counts(clients: int, classes: int) -> torch.Tensor:
     return torch.from_numpy(rng.poisson(30, (clients, classes)) * (rng.random((clients, classes)) < 0.4))
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(5, 3), (20, 10), (100, 100), (1, 1)])
+@pytest.mark.parametrize(("clients", "classes"), slow_but(((5, 3), (1, 1)), [(5, 3), (20, 10), (100, 100), (1, 1)]))
 def test_pictures_are_drawn(tmp_path: Path, clients: int, classes: int) -> None:
     from PIL import Image
 
@@ -270,6 +271,7 @@ def test_pictures_are_drawn(tmp_path: Path, clients: int, classes: int) -> None:
         assert len(image.convert("RGB").getcolors(1 << 24)) > 20
 
 
+@pytest.mark.slow
 def test_the_suffix_chooses_the_format_and_files_repeat(tmp_path: Path) -> None:
     counts = random_counts(4, 3)
     for suffix, magic in (("svg", b"<?xml"), ("pdf", b"%PDF")):

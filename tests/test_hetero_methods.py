@@ -822,6 +822,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("name", "options"), SETTINGS)
+@pytest.mark.slow
 def test_the_stack_gives_the_plain_loops_numbers(name, options, no_dropout):
     """Ragged clients, batches that do not divide, partial participation."""
     changes = {"rounds": 3, "batch": 5, "shot_spread": 3.0, "participation": 0.8, **options}
@@ -845,6 +846,7 @@ def test_fedpagr_trains_a_model_without_a_consensus_space():
     torch.testing.assert_close(server.bank.means.norm(dim=1), torch.ones(4))
 
 
+@pytest.mark.slow
 def test_fedpagr_learns():
     """With the paper's optimiser. A network of 7 hidden units and 5 dimensions, as in SMALL, leaves classes merged."""
     changes = {"rounds": 20, "shot": 12, "lr": 0.01, "momentum": 0.9, "hidden": [64], "embedding": 32}

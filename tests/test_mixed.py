@@ -31,7 +31,10 @@ def settings_for(method, **changes):
 
 
 @pytest.mark.parametrize("engine", slow_but("stack", ["stack", "workers", "workers stack"]))
-@pytest.mark.parametrize("method", [name for name in methods.available() if name not in AT_SERVER])
+@pytest.mark.parametrize(
+    "method",
+    slow_but(("fedavg", "fedproto", "fedpagr"), [name for name in methods.available() if name not in AT_SERVER]),
+)
 def test_every_method_with_two_architectures_equals_the_plain_loop(method, engine):
     changes = {"rounds": 2, "participation": 0.8, "shot_spread": 2.0, **AVERAGING.get(method, {})}
     assert_same(settings_for(method, **changes), ENGINES[engine])
@@ -44,6 +47,7 @@ def test_a_server_that_trains_has_one_architecture(method):
         federation.step()
 
 
+@pytest.mark.slow
 def test_one_engine_for_each_architecture_may_differ():
     settings = settings_for("fedproto", rounds=2)
     several = replace(ENGINES["workers"], inner=("loop", "stack"))
@@ -164,6 +168,7 @@ def test_nobody_of_an_architecture_taking_part_leaves_its_model_as_it_was():
 
 
 @pytest.mark.parametrize("method", ["fedpagr", "fedavg", "fedapa"])
+@pytest.mark.slow
 def test_resuming_gives_the_same_bits(method, tmp_path):
     given = {**MIX, "data": blobs(), "checkpoint_every": 2, "participation": 0.8}
     given["rounds"] = 5
@@ -182,6 +187,7 @@ def test_resuming_gives_the_same_bits(method, tmp_path):
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_tuning_before_evaluation_changes_no_state():
     _, a = build(settings_for("fedavg").with_engine(LOOP))
     _, b = build(settings_for("wifederated", fine_tune=20).with_engine(LOOP))

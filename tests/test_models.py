@@ -21,6 +21,7 @@ from protofed import models
 from protofed.models.base import adapt
 from protofed.models.norm import BatchNorm2d
 from support.errors import refusal
+from support.marks import slow_but
 from support.networks import assert_stack_equals_loop, count, draw_statistics
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -160,7 +161,9 @@ def own_network() -> nn.Module:
     return adapt(OwnNetwork((3, 16, 16), 3), (3, 16, 16), 3)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "resnet18-imagenet", "own"])
+@pytest.mark.parametrize(
+    "name", slow_but(("mlp", "cnn", "own"), ["mlp", "cnn", "resnet18", "resnet18-imagenet", "own"])
+)
 def test_vmap_over_clients_equals_a_loop(name: str) -> None:
     kind, _, stem = name.partition("-")
     options = {"stem": stem} if stem else {}
@@ -293,6 +296,7 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path) -> None:
         assert not victim.exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_fit_is_one_line(published: dict[str, Tensor], tmp_path: Path) -> None:
     def message(file: str, shape: tuple[int, ...] = (3, 32, 32), stem: str = "imagenet") -> str:
         text = refusal(lambda: models.build("resnet18", shape, 7, stem=stem, pretrained=file))
@@ -508,6 +512,7 @@ def test_an_own_network_with_another_dim_or_none_at_all(own_names: None) -> None
     assert "got NoneType" in refusal(lambda: models.build("nothing", (3, 8, 8), 2))
 
 
+@pytest.mark.slow
 def test_an_own_model_with_settings(own_names: None) -> None:
     @models.register("tiny")
     @dataclass(frozen=True)

@@ -361,6 +361,7 @@ def test_an_own_classifier_in_stages_keeps_its_levels() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), SMALL)
+@pytest.mark.slow
 def test_vmap_over_clients_equals_a_loop(name: str, options: dict) -> None:
     shape, classes, clients, batch = (3, 17, 19), 3, 2, 4
     # double: few values stand behind a batch norm at the end, which magnifies rounding
@@ -374,6 +375,7 @@ def test_vmap_over_clients_equals_a_loop(name: str, options: dict) -> None:
     ("name", "width"),
     [("resnet18", 0.125), ("googlenet", 0.125), ("mobilenetv2", 0.25), *[(n, None) for n in CONVNETS]],
 )
+@pytest.mark.slow
 def test_training_from_scratch_fits_a_small_batch(name: str, width: float | None) -> None:
     model = models.build(name, (3, 32, 32), 4, **({} if width is None else {"width": width}))
     assert_fits_a_small_batch(model)

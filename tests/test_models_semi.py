@@ -25,6 +25,7 @@ from protofed.models.norm import (
     norm_layer,
 )
 from support.errors import refusal
+from support.marks import slow_but
 from support.networks import assert_fits_a_small_batch, assert_stack_equals_loop, count, draw_statistics
 
 NORMS = get_args(Norm)
@@ -369,7 +370,7 @@ def test_wideresnets_wrong_settings_are_one_line(options: dict, says: str) -> No
 # --- a stack of clients -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", slow_but("static", NORMS))
 @pytest.mark.parametrize("name", TINY)
 def test_vmap_over_clients_equals_a_loop(name: str, norm: str) -> None:
     shape, classes, clients, batch = (3, 16, 18), 3, 2, 4
@@ -389,6 +390,7 @@ def test_vmap_over_clients_equals_a_loop(name: str, norm: str) -> None:
         ("wideresnet", {"depth": 10, "norm": "group"}),
     ],
 )
+@pytest.mark.slow
 def test_training_from_scratch_fits_a_small_batch(name: str, options: dict) -> None:
     model = models.build(name, (3, 32, 32), 4, **options)
     x, y = assert_fits_a_small_batch(model)

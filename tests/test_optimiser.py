@@ -180,6 +180,7 @@ TRAINING = {"lr_schedule": "cosine", "nesterov": True, "clip": 0.5, "momentum": 
 
 @pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
 @pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.slow
 def test_every_engine_equals_the_plain_loop(engine, keep):
     keys = {**SMALL, "data": blobs(), "shot_spread": 3.0, "participation": 0.8, "keep_optimiser": keep, **TRAINING}
     assert_same(resolve("fedavg", keys), ENGINES[engine])

@@ -167,7 +167,7 @@ def test_weights_are_averaged_within_each_architecture():
 
 
 @pytest.mark.parametrize(
-    "rule", ["median", "trimmed?share=0.3", "mean?by=holders", "mean?by=size", "mean?by=directions"]
+    "rule", slow_but("median", ["median", "trimmed?share=0.3", "mean?by=holders", "mean?by=size", "mean?by=directions"])
 )
 @pytest.mark.parametrize("method", methods.available())
 def test_every_rule_with_every_method_runs_or_is_refused_in_one_line(method, rule):
@@ -311,7 +311,7 @@ CLIPPED = [
 
 
 @pytest.mark.parametrize("text", slow_but("quantise?bits=8", ["clip?norm=0.5", "quantise?bits=8", "quantise?bits=16"]))
-@pytest.mark.parametrize("method", methods.available())
+@pytest.mark.parametrize("method", slow_but(("fedavg", "fedproto", "local", "pfedknow"), methods.available()))
 def test_every_filter_with_every_method_runs_or_is_refused_in_one_line(method, text):
     changes = given_to(method, filters=[text], rounds=2, epochs=2)
     runs = method in CLIPPED if text.startswith("clip") else method not in ("local", "server-only")
@@ -324,7 +324,7 @@ def test_every_filter_with_every_method_runs_or_is_refused_in_one_line(method, t
     assert not any(r.dropped for r in records) and server is not None
 
 
-@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+@pytest.mark.parametrize("engine", slow_but("stack", ["stack", "workers", "workers stack"]))
 @pytest.mark.parametrize("method", ["fedproto", "fedavg", "fedapa"])
 def test_filters_on_every_engine_equal_the_plain_loop(method, engine):
     assert_same(resolve(method, given_to(method, filters="clip?norm=0.5,quantise?bits=16")), ENGINES[engine])
@@ -448,6 +448,7 @@ def branching(own_names):
 
 
 @pytest.mark.parametrize("engine", ["stack", "workers stack"])
+@pytest.mark.slow
 def test_only_terms_must_be_free_of_branches(branching, engine):
     assert_same(resolve("branching", given_to("fedproto")), ENGINES[engine])
     with pytest.raises((RuntimeError, ProtofedError), match=r"item|vmap|stack"):

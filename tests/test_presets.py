@@ -59,6 +59,7 @@ def test_every_preset_is_known_here():
 
 
 @pytest.mark.parametrize(("base", "preset"), PAIRS)
+@pytest.mark.slow
 def test_a_preset_varies_its_setting_and_nothing_else(base, preset, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # no data here
     method = preset.partition("-")[0]
@@ -111,6 +112,7 @@ TINY = ["rounds=1", "engine=loop", "layout=contiguous", "threads=1", "workers=1"
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_preset_runs(base, preset, tiny, tmp_path, call):
     words = ["sweep", "-c", base, "-c", f"sweeps/{preset}", *TINY, *tiny, "--seeds", "1", "--jobs", "1", "--out", "s"]
     code, out, _ = call(*words)

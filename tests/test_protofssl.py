@@ -365,6 +365,7 @@ def test_before_there_are_helpers_a_clients_own_prototypes_predict():
     assert method.predict.scores(torch.eye(C, D), own).argmax(-1).tolist() == list(range(C))
 
 
+@pytest.mark.slow
 def test_it_learns_from_unlabelled_samples():
     keys = {**SEMI, "data": blobs(per_class=60), "rounds": 15, "lr": 0.003, "optimiser": "rmsprop", "momentum": 0.0}
     keys |= {"epochs": 5, "partition": "iid", "silhouette": False, "snapshots": 0, "evaluate_every": 5}

@@ -16,6 +16,7 @@ from protofed.evaluate.pseudo import auroc, pooled, tally
     outside=st.lists(st.integers(-4, 4), min_size=1, max_size=30),
 )
 @settings(max_examples=100, deadline=None)
+@pytest.mark.slow
 def test_auroc_equals_scikit_learn_with_ties(inside, outside):
     expected = roc_auc_score([1] * len(inside) + [0] * len(outside), inside + outside)
     assert auroc(torch.tensor(inside).float(), torch.tensor(outside).float()) == pytest.approx(expected)

@@ -27,6 +27,7 @@ from protofed.experiment.reproduce import (
     run_plan,
 )
 from protofed.experiment.settings import parse_pairs
+from support.marks import slow_but
 
 ROOT = Path(__file__).parent.parent
 NAMES = available()
@@ -63,7 +64,7 @@ def test_the_papers_tables_are_there():
     assert sorted(NAMES) == sorted(f"{paper}/{table}" for paper, tables in wanted.items() for table in tables.split())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(tuple(n for n in NAMES if n.endswith("/table1")), NAMES))
 def test_a_preset_resolves_at_both_sizes_without_data(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no data
     preset = load_preset(name)  # shapes of rows, columns and numbers are checked here
@@ -239,6 +240,7 @@ def test_a_wrong_file_is_said_in_one_line(tmp_path, old, new, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_columns_of_a_size_and_those_asked_for():
     some = ["FEMNIST n=3", "FEMNIST n=5", "CIFAR-10 n=3", "CIFAR-10 n=5"]
     assert plan("fedsap/table1", seeds=1).columns == some
@@ -344,6 +346,7 @@ def finished(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_changed_preset_does_not_continue_old_runs(call, tmp_path, finished):
     shutil.copytree(finished, tmp_path / "here")
     file = tmp_path / "here/cifar-100-n-10/comparison.json"
@@ -379,6 +382,7 @@ def test_killed_and_resumed(call, tmp_path):
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
     results = tmp_path / "results"
     results.mkdir()

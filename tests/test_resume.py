@@ -95,7 +95,7 @@ def stop_after(round):
 
 
 @pytest.mark.parametrize("method", slow_but(("fedavg", "fedsap", "fedarpl"), pf.methods.available()))
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("keep", slow_but(True, [False, True]))
 def test_every_method_resumes(method, keep, tmp_path):
     data = blobs()
     keys = {**SMALL, "data": data, "rounds": 6, "checkpoint_every": 2, "keep_optimiser": keep, "optimiser": "adam"}
@@ -111,6 +111,7 @@ SEMI = {"labels": "client", "labels_per_class": 4, "shot": 16}
 
 
 @pytest.mark.parametrize("method", ["protofssl", "fixmatch-fedprox", "fedmatch", "fedrgd", "fedsap"])
+@pytest.mark.slow
 def test_a_run_with_unlabelled_samples_resumes(method, tmp_path):
     """Thresholds, helpers and groups are kept by server and clients; views and pseudo-labels are drawn again alike."""
     own = {

@@ -88,6 +88,7 @@ def test_a_different_prototype_is_preferred_to_one_like_those_chosen():
     assert all(count[c] > 15 for c in range(5))
 
 
+@pytest.mark.slow
 def test_a_rare_classs_holder_is_drawn_by_its_gain():
     """One pick: class 0 is held by all four, class 1 by client 3 alone. Gains 1/4, 1/4, 1/4 and 5/4."""
     banks = banks_of([[1, 0], [1, 0], [1, 0], [1, 1]])
@@ -97,6 +98,7 @@ def test_a_rare_classs_holder_is_drawn_by_its_gain():
     assert count[0] / rounds == pytest.approx(1 / 8, abs=0.03)
 
 
+@pytest.mark.slow
 def test_among_equals_the_capable_are_preferred():
     banks = PrototypeBank(torch.ones(6, 3, 4), torch.ones(6, 3))
     capability = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 5.0])
@@ -106,6 +108,7 @@ def test_among_equals_the_capable_are_preferred():
     assert min(count[5] - count[c] for c in range(5)) > 150
 
 
+@pytest.mark.slow
 def test_clients_never_heard_of():
     """All unknown: by capability. Some: each as likely as the most promising, and a silent one does not block the rest."""
     nobody = PrototypeBank(torch.zeros(4, 3, 5), torch.zeros(4, 3))

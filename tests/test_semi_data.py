@@ -84,6 +84,7 @@ PARTITIONS: list[Partition] = [
     st.sampled_from([0.0, 0.3]),
     st.integers(0, 10**6),
 )
+@pytest.mark.slow
 def test_pools_are_disjoint_and_no_hidden_label_is_reachable(
     partition: Partition,
     clients: int,

@@ -42,7 +42,7 @@ def settings_of(method, **more):
 
 
 @pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
-@pytest.mark.parametrize("method", SEMI)
+@pytest.mark.parametrize("method", slow_but(("fedsap", "protofssl", "fedarpl"), SEMI))
 def test_unlabelled_samples_on_every_engine_equal_the_plain_loop(method, engine):
     settings = settings_of(method, shot_spread=3.0)
     one, other = assert_same(settings, ENGINES[engine])
@@ -51,7 +51,7 @@ def test_unlabelled_samples_on_every_engine_equal_the_plain_loop(method, engine)
         assert a.measures == pytest.approx(b.measures, abs=0.02), a.round
 
 
-@pytest.mark.parametrize("method", SEMI)
+@pytest.mark.parametrize("method", slow_but(("fedsap", "protofssl"), SEMI))
 def test_no_method_reads_a_held_back_label(method):
     """With every held-back label replaced, all that is trained, sent and predicted stays the same to the bit."""
 
@@ -81,6 +81,7 @@ def test_no_method_reads_a_held_back_label(method):
 
 @pytest.mark.parametrize("engine", ["stack", "workers stack"])
 @pytest.mark.parametrize("norm", ["batch", "static", "group"])
+@pytest.mark.slow
 def test_normalisation_with_unlabelled_samples(norm, engine):
     changes = {k: v for k, v in SMALL.items() if k not in ("hidden", "embedding", "model")}
     changes |= {**CHANGES, "model": "cnn", "channels": [2, 3], "embedding": 6, "norm": norm, "clients": 3, "rounds": 2}

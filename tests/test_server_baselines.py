@@ -111,6 +111,7 @@ class Done:
 
 # --- all of them ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow
 def test_a_stack_equals_the_plain_loop(method):
     """Ragged clients, last batches that are shorter, a round somebody misses."""
     settings = settings_of(method, shot_spread=3.0)
@@ -120,6 +121,7 @@ def test_a_stack_equals_the_plain_loop(method):
     assert all("server ce" in r.terms and r.measures["acceptance"] > 0 for r in records)
 
 
+@pytest.mark.slow
 def test_workers_equal_the_plain_loop():
     assert_same(settings_of("pfedknow"), ENGINES["workers stack"])
 
@@ -429,6 +431,7 @@ def test_fixed_input_of_clients_without_labels():
     values=st.lists(st.floats(-4, 4, width=32), min_size=4, max_size=24).filter(lambda v: len(v) % 2 == 0),
     rate=st.floats(0, 0.99),
 )
+@pytest.mark.slow
 def test_pruning_takes_the_smallest_of_what_is_left(values, rate):
     weight = torch.tensor(values).reshape(2, -1)
     after = pruned({"w": weight, "b": torch.tensor([0.1, -9.0])}, rate)
@@ -471,6 +474,7 @@ def test_pfedknow_takes_all_samples_where_it_is_sure_of_none():
     assert made.pseudo.accepted.all() and made.terms["pseudo"].item() > 0 and made.terms["neighbours"].item() == 0
 
 
+@pytest.mark.slow
 def test_pfedknow_what_is_pruned_stays_so():
     """Every client starts from the server's model once; each of its first rounds prunes what it keeps."""
     _, federation = build(settings_of("pfedknow", prune_times=2, rounds=4, participation=1.0).with_engine(LOOP))

@@ -92,6 +92,7 @@ def test_sites_give_the_bits_of_the_plain_loop(method, tmp_path):
         assert all(torch.equal(kept.weights[n], w) for n, w in state.weights.items())
 
 
+@pytest.mark.slow
 def test_sites_of_different_architectures(tmp_path):
     mix = {"models": ["mlp?hidden=7&embedding=5", "mlp?hidden=3&embedding=4"], "dim": 6, "projection_dropout": 0.0}
     given = {k: v for k, v in SMALL.items() if k not in ("model", "embedding", "hidden")}

@@ -377,6 +377,7 @@ def test_a_finished_comparison_of_the_first_version_resumes_to_its_table(tmp_pat
     assert [numbers(line) for line in after[:table]] == [numbers(line) for line in before[:table]]
 
 
+@pytest.mark.slow
 def test_a_begun_comparison_of_the_first_version_is_finished(tmp_path):
     whole = compare(["fedproto"], seeds=2, jobs=1, out=tmp_path / "c", **QUICK, **FIXED)
     record = json.loads((tmp_path / "c" / "comparison.json").read_text())

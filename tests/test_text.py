@@ -574,6 +574,7 @@ def test_minilm(library: Any) -> None:
 
 
 # --- a federation -----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_federation_learns_from_text_and_engines_agree(library: Any, tmp_path: Path) -> None:
     kinds = {
         "heart": ["chest", "valve", "pulse"],

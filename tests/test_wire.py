@@ -595,6 +595,7 @@ def rolled(bundle: Bundle, k: int) -> Bundle:
 
 @QUICK
 @given(st.lists(BUNDLES, min_size=1, max_size=3), st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255))))
+@pytest.mark.slow
 def test_messages_read_together_are_those_read_one_by_one(bundles: list[Bundle], flips: list[tuple[int, int]]) -> None:
     messages = [encode(rolled(bundle, k)) for k in range(3) for bundle in bundles]
     read_as_one_by_one(messages)

@@ -14,7 +14,11 @@ def slow_but(quick: object, values: Iterable[Any]) -> list[Any]:
     Example:
         `@pytest.mark.parametrize("engine", slow_but("stack", ENGINES))`
     """
-    quick = quick if isinstance(quick, tuple) else (quick,)
-    values = list(values)
-    assert set(quick) <= set(values), f"{quick} are not all among the parameters {values}"
-    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+    fast = quick if isinstance(quick, tuple) else (quick,)
+    every = list(values)
+    assert set(fast) <= set(every), f"{fast} are not all among the parameters {every}"
+    return [value if value in fast else _slow(value) for value in every]
+
+
+def _slow(value: Any) -> Any:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.slow)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ except ImportError:  # Windows has no record locks of this kind; two writers in 
     fcntl = None  # type: ignore[assignment]
 
 FILE = ".lock"
+PATIENCE = 3.0  # seconds
 _held: set[tuple[int, int]] = set()  # device and inode of the lock files that this process holds
 
 
@@ -35,8 +37,23 @@ class FolderLock:
         self._file: IO[str] | None = None
         self._key = (0, 0)
 
-    def acquire(self) -> FolderLock:
-        """Take the lock, or raise an error that names the process that has it."""
+    def acquire(self, patience: float = PATIENCE) -> FolderLock:
+        """Take the lock, or raise an error that names the process that has it.
+
+        Args:
+            patience: For how many seconds to ask again. The processes of a comparison that was killed end by themselves
+                within a second.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return self._try()
+            except ProtofedError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(0.1)
+
+    def _try(self) -> FolderLock:
         path = self.folder / FILE
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
