@@ -14,6 +14,7 @@ import typer
 import protofed as pf
 from protofed.cli import app
 from protofed.federation import checkpoint
+from protofed.results import rows
 from protofed.wire import frame
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,7 @@ def test_the_commands_are_those_there_are():
 
 def test_the_numbers_of_formats_are_those_of_today():
     assert re.search(r"checkpoint has a format\s+number, which is (\d+)", STABLE)[1] == str(checkpoint.FORMAT)  # type: ignore[index]
+    assert re.search(r"the run folder has one, which is (\d+)", STABLE)[1] == str(rows.FORMAT)  # type: ignore[index]
     assert re.search(r"wire format has a number, which is (\d+)", STABLE)[1] == str(frame.VERSION)  # type: ignore[index]
 
 

@@ -287,7 +287,7 @@ def test_sweep_in_python_runs_and_writes_everything(tmp_path):
     assert made.results["fedproto weight=1.0"][1].summary["last_five"] == alone.summary["last_five"]
     names = {p.name for p in (tmp_path / "s").iterdir()}
     cells = {f"fedproto-weight={w}-seed{s}" for w in (0.1, 1.0) for s in (1234, 1235)}
-    assert names == {"comparison.json", "results.csv", "table.md", "table.tex", *cells}
+    assert names == {".lock", "comparison.json", "results.csv", "table.md", "table.tex", *cells}
     record = json.loads((tmp_path / "s" / "comparison.json").read_text())
     assert record["variants"][0] == {
         "label": "fedproto weight=0.1",
