@@ -38,7 +38,7 @@ def test_table_of_a_comparison_has_means_deviations_and_the_best(tmp_path):
         ("fedsap", "best"),
         ("fedavg", ""),
     ]
-    assert shown["status"] == {"finished": 9, "runs": 9, "under_way": []}
+    assert shown["status"] == {"finished": 9, "failed": 0, "runs": 9, "under_way": []}
     assert shown["notes"] == []
 
 
@@ -163,7 +163,12 @@ def test_before_the_first_round_and_before_the_first_evaluation(tmp_path):
     (empty / "settings.toml").write_text('rounds = 5\n[method]\nname = "fedsap"\n')
     shown = content(empty)
     assert shown["table"]["rows"] == [] and shown["curves"] == [] and shown["notes"] == []
-    assert shown["status"] == {"finished": 0, "runs": 1, "under_way": [{"name": "empty", "round": 0, "rounds": 5}]}
+    assert shown["status"] == {
+        "finished": 0,
+        "failed": 0,
+        "runs": 1,
+        "under_way": [{"name": "empty", "round": 0, "rounds": 5}],
+    }
     early = content(make_run(tmp_path / "early", rounds=1, planned=9, finished=False))
     assert [c["key"] for c in early["curves"]] == ["loss"] and early["clients"] == []
     later = content(make_run(tmp_path / "later", rounds=5, planned=9, finished=False))
@@ -202,6 +207,23 @@ def test_what_cannot_be_read_is_noted_and_the_rest_shown(tmp_path, name, text, s
     assert len(shown["notes"]) == 1
     assert said in shown["notes"][0] and name in shown["notes"][0]
     assert shown["spaces"] and len(render(shown)) > 10_000
+
+
+def test_runs_that_failed_are_counted_and_have_no_point(tmp_path):
+    place = make_comparison(tmp_path / "c")
+    for seed in (1, 2, 3):
+        file = place / f"fedavg-seed{seed}" / "summary.json"
+        lost = {"failure": "nobody returned anything", "dropped_clients": 40, "client_rounds": 40, "empty_rounds": 10}
+        file.write_text(json.dumps(json.loads(file.read_text()) | lost))
+    (place / "failed.json").write_text(json.dumps({"fedsap-seed3": "it diverged"}))
+    (place / "fedsap-seed3" / "summary.json").unlink()
+    shown = content(place)
+    assert shown["status"]["failed"] == 4
+    assert [line["label"] for line in shown["bytes"]["lines"]] == ["local", "fedsap"]
+    assert [row[0]["text"] for row in shown["table"]["rows"]] == ["local", "fedsap", "fedavg †"]
+    assert {cell["text"] for cell in shown["table"]["rows"][2][1:]} == {"failed"}
+    notes = " ".join(shown["table"]["notes"])
+    assert "120 of 120 client rounds" in notes and "failed: fedsap, seed 3: it diverged" in notes
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "metrics.jsonl", "clients.jsonl"])

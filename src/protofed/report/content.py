@@ -91,7 +91,8 @@ def short(value: float | None) -> float | int | None:
 def _status(folder: Folder) -> Content:
     finished = sum(run.summary is not None for run in folder.runs)
     begun = [{"name": run.name, "round": run.last, "rounds": run.planned} for run in folder.runs if run.summary is None]
-    return {"finished": finished, "runs": folder.begins, "under_way": begun}
+    failed = sum(len(variant.row().reasons()) for variant in folder.variants)
+    return {"finished": finished, "failed": failed, "runs": folder.begins, "under_way": begun}
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -364,7 +365,8 @@ def _bytes(folder: Folder) -> Content:
     lines = []
     for variant in folder.variants:
         kinds = {d: {k: _mean_bytes(variant, d, k) for k in BYTE_KINDS} for d in ("up", "down")}
-        shown = [run for run in variant.runs if run.summary is not None] or variant.runs  # as in the table
+        ended = [run for run in variant.runs if run.summary is not None]
+        shown = [run for run in ended if not run.summary.get("failure")] if ended else variant.runs  # as in the table
         points = [point for run in shown if (point := _point(run)) is not None]
         if points:
             lines.append({"label": variant.label, **kinds, "points": points})

@@ -315,8 +315,10 @@ function header() {
   byId("title").textContent = content.title;
   byId("kind").textContent = content.kind === "run" ? "Run" : "Comparison";
   byId("version").textContent = content.version;
-  const { finished, runs, under_way: going } = content.status;
-  byId("status").textContent = finished === runs
+  const { finished, failed, runs, under_way: going } = content.status;
+  byId("status").textContent = failed
+    ? (runs === 1 ? "failed" : `${failed} of ${runs} runs failed`)
+    : finished === runs
     ? (runs === 1 ? "finished" : `all ${runs} runs finished`)
     : runs === 1 ? `under way: round ${going[0] ? going[0].round : 0}${going[0] && going[0].rounds ? ` of ${going[0].rounds}` : ""}` : `${finished} of ${runs} runs finished`;
   byId("progress-body").innerHTML = going.map((run) => `<label><span>${esc(run.name)}</span><span>${run.round}${run.rounds ? ` / ${run.rounds}` : ""}</span>
