@@ -365,8 +365,8 @@ def _bytes(folder: Folder) -> Content:
     lines = []
     for variant in folder.variants:
         kinds = {d: {k: _mean_bytes(variant, d, k) for k in BYTE_KINDS} for d in ("up", "down")}
-        ended = [run for run in variant.runs if run.summary is not None]
-        shown = [run for run in ended if not run.summary.get("failure")] if ended else variant.runs  # as in the table
+        usable = [run for run in variant.runs if run.summary is not None and not run.summary.get("failure")]
+        shown = usable if variant.finished else variant.runs  # as in the table
         points = [point for run in shown if (point := _point(run)) is not None]
         if points:
             lines.append({"label": variant.label, **kinds, "points": points})
