@@ -19,9 +19,19 @@ LEAST_SECONDS = 20.0  # turns go on for this time at least, so that short rounds
 
 
 def measure_beside(names: Iterable[str], checkout: Path, *, repeats: int, quick: bool, say: Say) -> dict[str, Any]:
-    """Measure the seconds of a round with both codes, and the speed of this code in units of the other's.
+    """Measure the seconds of a round with this code and with another checkout's.
 
     Both use the engine that `auto` chooses in this code, so that they differ in nothing but the code.
+
+    Args:
+        names: The names of training workloads.
+        checkout: The folder of the other checkout.
+        repeats: The least number of turns.
+        quick: Whether tiny sizes are measured.
+        say: A function that reports progress.
+
+    Returns:
+        The seconds of both, and the speed of this code in units of the other's.
     """
     if not (checkout / "src" / "protofed").is_dir():
         raise ProtofedError(f"{checkout}: not a checkout of protofed (it has no src/protofed)")

@@ -63,6 +63,7 @@ class PlainFedProto(PlainLoop):
         self.prototypes: dict[int, Tensor] = {}
 
     def round(self) -> None:
+        """Train the cohort and average its prototypes."""
         table, known = self._table()
         collected = []
         for client in self.participants():
@@ -116,6 +117,7 @@ class PlainFedAvg(PlainLoop):
         self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def round(self) -> None:
+        """Train the cohort and average its weights."""
         cohort = self.participants()
         total = sum(len(self.y[client]) for client in cohort)
         average = {name: torch.zeros_like(value) for name, value in self.weights.items()}

@@ -40,7 +40,7 @@ class Scores:
     """
 
     by_head: Confusion
-    by_prototype: Confusion | None  # none where the client neither has nor was sent a prototype
+    by_prototype: Confusion | None  # None where the client has no prototype and was sent none
     votes: np.ndarray | None = field(default=None, compare=False)
     silhouette: float | None = None
     snapshot: Snapshot | None = field(default=None, compare=False)
@@ -89,8 +89,17 @@ def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prot
 
 
 def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:
-    """The class probabilities `[2, n, C]` by head and by prototype. A bank without prototypes gives all classes the
-    same."""
+    """A client's class probabilities on the shared test set. A bank without prototypes gives all classes the same.
+
+    Args:
+        z: The embeddings `[n, d]`.
+        logits: The logits `[n, C]` of the head.
+        bank: The prototypes.
+        prototype_scores: The scores of embeddings by a bank.
+
+    Returns:
+        The probabilities `[2, n, C]`, by head and by prototype.
+    """
     scores = prototype_scores(z, bank)
     scores = torch.where(bank.known.any(), scores, torch.zeros_like(scores))
     return torch.stack([logits.softmax(-1), scores.softmax(-1)]).cpu().numpy()
@@ -142,7 +151,15 @@ def summarise(
 
 
 def ensemble(scores: Sequence[Scores], y: Tensor) -> dict[str, float]:
-    """Accuracy of the argmax of the clients' mean class probabilities on a shared test set (FedPAGR)."""
+    """The accuracy of the argmax of the clients' mean class probabilities on a shared test set (FedPAGR).
+
+    Args:
+        scores: The scores of all clients, with their votes.
+        y: The labels of the shared test set.
+
+    Returns:
+        The accuracy by head and by prototype, by name.
+    """
     total = np.zeros(())
     for score in scores:
         assert score.votes is not None

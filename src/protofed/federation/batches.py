@@ -21,8 +21,8 @@ from ..parts.filters import Filter
 from ..wire import Bundle
 from .optimiser import LocalSettings
 
-GATHER = 32  # steps whose samples are fetched together
-STATISTICS_BATCH = 250  # samples at most in a batch of the pass that gives static batch norm its statistics
+GATHER = 32  # the number of steps whose samples are fetched together
+STATISTICS_BATCH = 250  # the most samples in a batch when statistics of static batch norm are collected
 
 
 class Learner(Protocol):
@@ -116,7 +116,7 @@ def viewed_pool(task: Task, data: ClientData, view: View, client: int, round: in
 def all_samples(data: ClientData) -> Iterator[Tensor]:
     """All samples that a client may train on, in pieces."""
     for part in (data.labelled, data.unlabelled):
-        if part is None or len(part) < 2:  # one sample has no deviation
+        if part is None or len(part) < 2:  # the variance of one sample is undefined
             continue
         for rows in torch.arange(len(part)).tensor_split(-(-len(part) // STATISTICS_BATCH)):
             yield part.take(rows)[0] if isinstance(part, Samples) else part.take(rows)

@@ -73,7 +73,7 @@ def save(federation: Federation, folder: Path, written: Mapping[str, Any] | None
         disk.write_durably(temporary / MANIFEST, disk.sealed(manifest))
         disk.sync_folder(temporary)
         final = folder / name
-        if final.exists():  # a repeated round: the same bits
+        if final.exists():  # the round was repeated, with the same bits
             shutil.rmtree(final)
         temporary.rename(final)
         disk.sync_folder(folder)

@@ -189,9 +189,20 @@ def train_client(
     round: int,
     keep: Keep,
 ) -> Outcome:
-    """Train one client, pass its new state to `keep`, and return what it sends.
+    """Train one client in a round. A client whose training became NaN keeps its old state.
 
-    A client whose training became NaN keeps its old state.
+    Args:
+        task: What the clients of the federation have in common.
+        skeleton: The client's architecture.
+        state: What the client has kept from its last round.
+        data: The client's data.
+        received: The message it was sent, with its memory.
+        client: The client's number.
+        round: The round.
+        keep: Stores the client's new state.
+
+    Returns:
+        What the client sends, or the reason why it sends nothing.
     """
     training = trained_client(task, skeleton, state, data, received, client, round)
     return outcome_of(task, training, data, received, client, round, keep)
@@ -200,7 +211,10 @@ def train_client(
 def trained_client(
     task: Task, skeleton: Skeleton, state: ClientState, data: ClientData, received: Any, client: int, round: int
 ) -> Training:
-    """Take the steps of one client's training. The trained model stays in the skeleton until another one is loaded."""
+    """Take the steps of one client's training; the arguments are those of `train_client`.
+
+    The trained model stays in the skeleton until another one is loaded.
+    """
     learner, local = task.learner, task.local
     check_trainable(task, data, client)
     skeleton.load(learner.begin(state.weights, received))

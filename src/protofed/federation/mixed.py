@@ -30,14 +30,10 @@ def for_architecture(bundle: Bundle, architecture: int) -> Bundle:
     """A bundle of the server's with the weights of one architecture, by the names that its clients use."""
     prefix = f"{architecture}:"
 
-    def without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def select(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
-    return replace(
-        bundle,
-        weights=without_prefix(bundle.weights),
-        models={name: without_prefix(w) for name, w in bundle.models.items()},
-    )
+    return replace(bundle, weights=select(bundle.weights), models={n: select(w) for n, w in bundle.models.items()})
 
 
 class MixedEngine:
@@ -46,8 +42,8 @@ class MixedEngine:
     def __init__(self, parts: Sequence[PlainEngine], owner: Sequence[int]) -> None:
         self.parts = list(parts)
         self.owner: tuple[int, ...] = tuple(owner)
-        first = parts[0]
-        self.method, self.data, self.device, self.dim = first.method, first.data, first.device, first.dim
+        any_part = parts[0]
+        self.method, self.data, self.device, self.dim = any_part.method, any_part.data, any_part.device, any_part.dim
         self.starts: tuple[Mapping[str, Tensor], ...] = tuple(part.start for part in parts)
         self.parameters: tuple[int, ...] = tuple(n for part in parts for n in part.parameters)
         self.states = MemoryStates()
@@ -80,24 +76,15 @@ class MixedEngine:
 
     def _shares(self, downloads: Downloads) -> dict[int, Downloads]:
         """The downloads of each architecture's clients."""
-        return {
-            architecture: downloads.only(clients) for architecture, clients in self._owned(downloads.clients).items()
-        }
+        return {k: downloads.only(clients) for k, clients in self._owned(downloads.clients).items()}
 
     def groups(self, clients: Sequence[int]) -> list[list[int]]:
         """The groups of clients that are trained together. The clients of a group have one architecture."""
-        return [
-            group
-            for architecture, members in self._owned(clients).items()
-            for group in self.parts[architecture].groups(members)
-        ]
+        return [group for k, members in self._owned(clients).items() for group in self.parts[k].groups(members)]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         """Train the clients in the order of the downloads; the engines of the architectures take turns."""
-        running = {
-            architecture: self.parts[architecture].train(share)
-            for architecture, share in self._shares(downloads).items()
-        }
+        running = {k: self.parts[k].train(share) for k, share in self._shares(downloads).items()}
         return (next(running[self.owner[client]]) for client in downloads.clients)
 
     def teach(self, state: Any, round: int) -> Taught:
@@ -107,8 +94,8 @@ class MixedEngine:
     def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
         """Score each client with the engine of its architecture."""
         scores: dict[int, Scores] = {}
-        for architecture, share in self._shares(downloads).items():
-            scores |= self.parts[architecture].evaluate(share, options)
+        for k, share in self._shares(downloads).items():
+            scores |= self.parts[k].evaluate(share, options)
         return {client: scores[client] for client in downloads.clients}
 
     def export(self) -> Mapping[int, ClientState]:

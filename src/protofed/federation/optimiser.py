@@ -118,19 +118,17 @@ class Optimiser:
             "rmsprop": ["square_avg"] + (["momentum_buffer"] if local.momentum else []),
         }[local.optimiser]
         self.state = {buffer: {n: torch.zeros_like(p) for n, p in self.params.items()} for buffer in names}
-        any_param = next(iter(self.params.values()))
+        param = next(iter(self.params.values()))
         single = isinstance(saved, Mapping)
-        self.steps = torch.zeros(
-            () if single else len(any_param), device=any_param.device
-        )  # Adam's bias correction needs it
+        self.steps = torch.zeros(() if single else len(param), device=param.device)  # for Adam's bias correction
         for k, tensors in enumerate([saved] if isinstance(saved, Mapping) else saved):
-            selected = ... if single else k
+            row = ... if single else k
             for key, value in tensors.items():
                 index, _, buffer = key.partition(".")
                 if buffer == "step":
-                    self.steps[selected] = value
+                    self.steps[row] = value
                 else:
-                    self.state[buffer][list(self.params)[int(index)]][selected] = value
+                    self.state[buffer][list(self.params)[int(index)]][row] = value
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], rows: Rows = None) -> None:
@@ -176,30 +174,23 @@ class Optimiser:
         else:
             self._rmsprop(p, g, state["square_avg"], state.get("momentum_buffer"))
         if isinstance(rows, Tensor):  # indexing by a list has copied, so values are written back
-            for tensors, values in (
-                (self.params, p),
-                *((self.state[buffer], values) for buffer, values in state.items()),
-            ):
+            for tensors, values in ((self.params, p), *((self.state[name], v) for name, v in state.items())):
                 for name, value in zip(tensors, values, strict=True):
                     tensors[name][rows] = value
 
-    def _adam(
-        self, p: list[Tensor], g: list[Tensor], averages: list[Tensor], square_averages: list[Tensor], t: Tensor
-    ) -> None:
-        torch._foreach_lerp_(averages, g, 1 - 0.9)
-        torch._foreach_mul_(square_averages, 0.999)
-        torch._foreach_addcmul_(square_averages, g, g, 1 - 0.999)
+    def _adam(self, p: list[Tensor], g: list[Tensor], means: list[Tensor], squares: list[Tensor], t: Tensor) -> None:
+        torch._foreach_lerp_(means, g, 1 - 0.9)
+        torch._foreach_mul_(squares, 0.999)
+        torch._foreach_addcmul_(squares, g, g, 1 - 0.999)
         size, scale = self.lr / (1 - 0.9**t), (1 - 0.999**t).sqrt()
-        for weight, m, v in zip(p, averages, square_averages, strict=True):
+        for weight, m, v in zip(p, means, squares, strict=True):
             shape = (-1, *[1] * (weight.ndim - 1)) if t.ndim else ()
             weight -= size.view(shape) * m / (v.sqrt() / scale.view(shape) + 1e-8)
 
-    def _rmsprop(
-        self, p: list[Tensor], g: list[Tensor], square_averages: list[Tensor], buffer: list[Tensor] | None
-    ) -> None:
-        torch._foreach_mul_(square_averages, 0.99)
-        torch._foreach_addcmul_(square_averages, g, g, 0.01)
-        root = torch._foreach_sqrt(square_averages)
+    def _rmsprop(self, p: list[Tensor], g: list[Tensor], squares: list[Tensor], buffer: list[Tensor] | None) -> None:
+        torch._foreach_mul_(squares, 0.99)
+        torch._foreach_addcmul_(squares, g, g, 0.01)
+        root = torch._foreach_sqrt(squares)
         torch._foreach_add_(root, 1e-8)
         if buffer is None:
             torch._foreach_addcdiv_(p, g, root, -self.lr)
@@ -210,12 +201,8 @@ class Optimiser:
 
     def export(self, k: int | None = None) -> dict[str, Tensor]:
         """The state to keep, under the names torch gives it; in a stack, that of client `k`."""
-        selected = ... if k is None else k
-        saved = {
-            f"{i}.{buffer}": t[n][selected].clone()
-            for buffer, t in self.state.items()
-            for i, n in enumerate(self.params)
-        }
+        row = ... if k is None else k
+        saved = {f"{i}.{name}": t[n][row].clone() for name, t in self.state.items() for i, n in enumerate(self.params)}
         if self.local.optimiser != "sgd":
-            saved |= {f"{i}.step": self.steps[selected].clone() for i in range(len(self.params))}
+            saved |= {f"{i}.step": self.steps[row].clone() for i in range(len(self.params))}
         return saved

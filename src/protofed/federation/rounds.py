@@ -33,7 +33,7 @@ from .mixed import for_architecture, prefixed
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
-CHUNK, CHUNK_BYTES = 2, 2**26  # uploads are read together in chunks of at least so many, and so many bytes
+CHUNK, CHUNK_BYTES = 2, 2**26  # uploads are read in chunks of at least this number and these bytes
 
 
 @dataclass
@@ -155,7 +155,7 @@ class Federation:
         start_time = time.perf_counter()
         round = self.round + 1
         if round == 1:
-            self._teach(0)  # the first broadcast sends what it gives
+            self._teach(0)  # before the first broadcast, which sends its result
         cohort = self.participants(round) if self.exchange.asks_clients else []
         downloads, down = self.downloads(cohort, round)
         running, received = Running(self.method.reduce), Receipt()

@@ -24,7 +24,7 @@ from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import MixedEngine
 
-HEADER = 2**20  # bytes an envelope's header may have
+HEADER = 2**20  # the most bytes of an envelope's header
 
 
 def sealed(header: Mapping[str, Any], payload: Message) -> bytes:

@@ -39,17 +39,17 @@ class RowPlan:
             data: The clients' samples, which are rows of one shared tensor.
             extra: For each client and step, a further value for each row.
         """
-        sizes = [[rows.shape[0] for rows in client_rows] for client_rows in step_rows]
+        sizes = [[rows.shape[0] for rows in rows_k] for rows_k in step_rows]
         longest, widest = max(map(len, sizes)), max(max(s, default=0) for s in sizes)
         indices = [d.index.cpu() for d in data]
         padding_rows = torch.stack([i[0] if len(i) else torch.zeros((), dtype=torch.int64) for i in indices])
         rows = padding_rows[:, None, None].repeat(1, longest, widest)
         weight = torch.zeros(len(step_rows), longest, widest)
-        flat = torch.cat([i[torch.cat(list(client_rows))] for i, client_rows in zip(indices, step_rows, strict=True)])
+        flat = torch.cat([i[torch.cat(list(rows_k))] for i, rows_k in zip(indices, step_rows, strict=True)])
         # a sample's position is that of its step, plus its offset in the batch
-        lengths = torch.tensor([n for client_rows in sizes for n in client_rows])
+        lengths = torch.tensor([n for rows_k in sizes for n in rows_k])
         step_position = torch.tensor(
-            [(k * longest + s) * widest for k, client_rows in enumerate(sizes) for s in range(len(client_rows))]
+            [(k * longest + s) * widest for k, rows_k in enumerate(sizes) for s in range(len(rows_k))]
         )
         offset = torch.arange(len(flat)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         position = step_position.repeat_interleave(lengths) + offset
@@ -58,7 +58,7 @@ class RowPlan:
         extra_values: Tensor | None = None
         if extra:
             extra_values = torch.zeros_like(weight)
-            extra_values.view(-1)[position] = torch.cat([v.float() for client_rows in extra for v in client_rows])
+            extra_values.view(-1)[position] = torch.cat([v.float() for rows_k in extra for v in rows_k])
         device = data[0].x.device
         return cls(rows.to(device), weight.to(device), sizes, None if extra_values is None else extra_values.to(device))
 
@@ -74,22 +74,16 @@ class StepPlan:
     @classmethod
     def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[ClientData]) -> StepPlan:
         """A plan from each client's steps."""
-        episodes = any(step.support is not None for client_steps in steps for step in client_steps)
-        support = (
-            [[_none_is_empty(step.support) for step in client_steps] for client_steps in steps] if episodes else []
-        )
+        episodes = any(step.support is not None for steps_k in steps for step in steps_k)
+        support = [[_none_is_empty(step.support) for step in steps_k] for steps_k in steps] if episodes else []
         labelled = RowPlan.make(
-            [[s.labelled for s in client_steps] for client_steps in steps], [d.labelled for d in data], support
+            [[s.labelled for s in steps_k] for steps_k in steps], [d.labelled for d in data], support
         )
         pools = [d.unlabelled for d in data if d.unlabelled is not None]
         unlabelled: RowPlan | None = None
-        if len(pools) == len(data) and any(
-            step.unlabelled is not None for client_steps in steps for step in client_steps
-        ):
-            unlabelled = RowPlan.make(
-                [[_none_is_empty(s.unlabelled) for s in client_steps] for client_steps in steps], pools
-            )
-        return cls([len(client_steps) for client_steps in steps], labelled, unlabelled)
+        if len(pools) == len(data) and any(step.unlabelled is not None for steps_k in steps for step in steps_k):
+            unlabelled = RowPlan.make([[_none_is_empty(s.unlabelled) for s in steps_k] for steps_k in steps], pools)
+        return cls([len(steps_k) for steps_k in steps], labelled, unlabelled)
 
     def sizes(self, step: int, active: int) -> list[tuple[int, int]]:
         """The numbers of labelled and unlabelled samples in a step of each client that is still training."""
@@ -110,9 +104,19 @@ def batch_of(
     widths: tuple[int, int],
     client_draws: Sequence[Mapping[str, Tensor]],
 ) -> tuple[Tensors, Tensor]:
-    """The batch of some clients at step `s`, and the number of samples by which each client's loss is weighted.
+    """The batch of some clients at one step.
 
-    `shared` is any of the clients, because the samples of all are rows of the same tensors.
+    Args:
+        task: What the clients have in common.
+        plan: The rows of all steps.
+        shared: Any of the clients, because the samples of all are rows of the same tensors.
+        rows: The clients of the stack that take the step.
+        s: The number of the step.
+        widths: The labelled and unlabelled samples in a client's batch, padding included.
+        client_draws: The random draws of each client.
+
+    Returns:
+        The parts of the batch by name, and the number of samples by which each client's loss is weighted.
     """
     labelled, pool = plan.labelled, plan.unlabelled
     x, y = shared.labelled.x, shared.labelled.y

@@ -90,7 +90,7 @@ class StackEngine(PlainEngine):
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
         """Every client with its model in a stack."""
         if not self.model_for_each:
-            yield from super().visits(downloads, options)  # one model: nothing to stack
+            yield from super().visits(downloads, options)  # with one model for all there is nothing to stack
             return
         for group in self.groups(downloads.clients):
             yield from self._visited(downloads.only(group), options)
