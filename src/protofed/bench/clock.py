@@ -36,8 +36,7 @@ class Clock:
         self._inside = False
 
     def attach(self, method: type[Method]) -> None:
-        """Time the engines' calls: the loss with its forward pass, the backward pass, the optimiser, and the eval
-        pass."""
+        """Time the engines' calls: the loss with its forward pass, the backward pass, the optimiser, and the eval pass."""
         for owner, name in (
             (method, "terms"),
             (torch.autograd, "grad"),

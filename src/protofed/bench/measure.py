@@ -255,8 +255,7 @@ def _fastest(contenders: dict[str, dict[str, Any]]) -> str:
 
 
 def _overhead(engine: Mapping[str, Any]) -> float:
-    """The share of the processes' time in a round that is not forward pass, backward pass or optimiser; it includes
-    waiting."""
+    """The share of the processes' time in a round that is not computation; it includes waiting."""
     pairs = zip(engine["seconds"], engine["compute_seconds"], strict=True)
     return statistics.median(1 - statistics.fmean(spent) / whole for whole, spent in pairs)
 
@@ -342,8 +341,7 @@ def _startup(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
     """From `protofed run` to its first round, less `import torch`.
 
     A round's line is printed when it ends. What lies before the first line is the start and one round; what lies
-    between the first and the second is one round; so the difference is the start, also of an engine that gets ready
-    lazily.
+    between the first and the second is one round; so the difference is the start, also of an engine that gets ready lazily.
     """
     case = Startup().quick() if quick else Startup()
     say(f"startup: {' and '.join(f'{n:,}' for n in case.clients)} clients")

@@ -1,4 +1,4 @@
-"""Contenders as the measuring process sees them: started once, asked for one round at a time."""
+"""Contenders as the measuring process sees them: they are started once and run one round at a time."""
 
 from __future__ import annotations
 

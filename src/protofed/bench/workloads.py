@@ -182,7 +182,7 @@ class Server:
     classes: int
     dim: int
     close: bool = False
-    memory: float | None = None  # the goal: less than so many GiB
+    memory: float | None = None  # the goal in GiB, an upper bound
 
     @property
     def label(self) -> str:
@@ -216,7 +216,7 @@ class Many:
     per_round: int = 100
     rounds: int = 20
     samples: int = 20
-    memory: float = 4.0  # the goal: less than so many GiB
+    memory: float = 4.0  # the goal in GiB, an upper bound
 
     def quick(self) -> Many:
         """The same comparison in a tiny size."""
@@ -243,7 +243,7 @@ class Startup:
 
     clients: tuple[int, ...] = (20, 1000)
     samples: int = 60
-    seconds: float = 3.0  # the goal: less than so many seconds
+    seconds: float = 3.0  # the goal, an upper bound
 
     def quick(self) -> Startup:
         """The same measurement in a tiny size."""

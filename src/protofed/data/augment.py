@@ -1,8 +1,7 @@
 """Weak and strong views of samples, for methods that learn from samples without labels.
 
 All randomness is passed in as random draws, so a view is a pure function of samples and draws, and each row depends on
-its own draws alone. One call may transform the batches of many clients, and each gets what a call of its own would
-give.
+its own draws alone. One call may transform the batches of many clients, and each gets what a call of its own would give.
 """
 
 from __future__ import annotations
@@ -311,8 +310,7 @@ class Deletion:
 # --- channel state information ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Window:
-    """Adds normal noise and shifts a window `[antennas, time, subcarriers]` circularly in time, by at most `shift` of
-    it."""
+    """Adds normal noise and shifts a window `[antennas, time, subcarriers]` circularly in time, by at most `shift` of it."""
 
     deviation: float
     shift: float
@@ -560,8 +558,7 @@ class RandAugment:
         return levels.float().div_(255).sub_(mean).div_(std).to(x.dtype)
 
     def _near(self, u: Tensor, side: int) -> Tensor:
-        """Whether each position `[n, side]` is in the square around the drawn pixel, which may reach over the
-        border."""
+        """Whether each position `[n, side]` is in the square around the drawn pixel, which may reach over the border."""
         size = round(self.cutout * side)
         start = whole(u, side)[:, None] - size // 2
         position = torch.arange(side, device=u.device)

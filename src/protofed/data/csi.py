@@ -279,8 +279,7 @@ _LONGEST = 262_144  # the longest packet that capture tools write
 def _nexmon(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[np.ndarray]:
     """pcap with Nexmon's UDP packets: 42 bytes of headers, 18 of its own, 4 for each subcarrier.
 
-    Several cores and spatial streams have packets of their own; only those of the first packet's core and stream are
-    used.
+    Several cores and spatial streams have packets of their own; only those of the first packet's core and stream are used.
     """
     head = stream.read(24)
     if head[:4] == b"\x0a\x0d\x0d\x0a":

@@ -64,8 +64,7 @@ ROOMS = (
 @register("csi-sim")
 @dataclass(frozen=True, kw_only=True)
 class CSISimulation(DataSource):
-    """Windows of simulated amplitudes `[1, packets, subcarriers]`; the class is the number of people, the group the
-    room.
+    """Windows of simulated amplitudes `[1, packets, subcarriers]`; the class is the number of people, the group the room.
 
     Rooms hold different numbers of people (`ROOMS`). There is no test part: each client holds out its own.
     """
@@ -163,8 +162,7 @@ class CSISimulation(DataSource):
         return response(*shadowed(room, people, amplitude, delay), self.frequencies)[0]
 
     def walk(self, room: Room, people: int, rng: np.random.Generator) -> np.ndarray:
-        """The positions of people `[people, packets, 2]`. Each walks at its own speed, turns at random and stays in the
-        room."""
+        """The positions of people `[people, packets, 2]`: each walks at its own speed and turns at random."""
         start = rng.uniform(size=(people, 1, 2)) * room.size
         pace = room.speed * rng.uniform(0.6, 1.4, (people, 1))
         turns = np.cumsum(rng.normal(size=(people, self.packets)), axis=1) / np.sqrt(self.rate)

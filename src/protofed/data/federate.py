@@ -81,8 +81,7 @@ class Split:
 
     @property
     def own_limit(self) -> int | None:
-        """The most unlabelled rows of its own classes that a client may have; the rest of an open pool is for other
-        classes."""
+        """The most unlabelled rows of its own classes that a client may have; an open pool leaves room for other classes."""
         if self.unlabelled_limit is None or self.unlabelled == "own":
             return self.unlabelled_limit
         return self.unlabelled_limit - int(self.open_share * self.unlabelled_limit + 1e-9)
@@ -113,8 +112,7 @@ def federate(
     Args:
         dataset: the data set.
         partition: which rows go to which client: a partition, or the name of one.
-        clients: the number of clients. It may be left out with the natural partition only: one client for each group
-            id.
+        clients: the number of clients. It may be left out with the natural partition only: one client for each group id.
         seed: every draw has a stream of its own that follows from the seed and the purpose of the draw.
         test: `"central"` scores a client on the rows of the data set's test part whose class is in its training data; a
             data set without a test part gives up `test_share` of its training part first. `"local"` holds
@@ -195,8 +193,7 @@ def federate(
 
 
 class _Rows:
-    """The rows that are distributed: those of the training part, and then those that the data set has without
-    labels."""
+    """The rows that are distributed: those of the training part, and then those that the data set has without labels."""
 
     def __init__(self, dataset: Dataset, with_unlabelled: bool) -> None:
         self.x, self.y = dataset.x_train, dataset.y_train.numpy()
@@ -212,7 +209,7 @@ class _Rows:
         self.visible[index] = torch.from_numpy(self.y)[index]
         return Samples(self.x, self.visible, index)
 
-    def of_nobody(self, pools: Sequence[np.ndarray]) -> np.ndarray:
+    def spare(self, pools: Sequence[np.ndarray]) -> np.ndarray:
         """The training rows that are not labelled and in none of these pools."""
         free = (self.visible[: len(self.y)] == UNKNOWN).numpy()
         free[np.concatenate(pools)] = False
@@ -284,13 +281,12 @@ def _client_share(dataset: Dataset, rows: _Rows, training: np.ndarray, split: Sp
 def _unlabelled_pools(
     dataset: Dataset, rows: _Rows, shares: Sequence[_Share], split: Split, seed: int
 ) -> list[np.ndarray]:
-    """Each client's unlabelled rows, with rows of other classes and samples without labels where the settings ask for
-    them."""
+    """Each client's unlabelled rows, with rows of other classes and samples without labels by the settings."""
     pools = [share.unlabelled for share in shares]
     if split.unlabelled == "open":
         classes = np.stack([share.classes for share in shares])
         stream = numpy_stream(seed, "open")
-        spare = rows.of_nobody(pools)
+        spare = rows.spare(pools)
         pools = mix_foreign(
             pools, spare, rows.y, classes, split.open_share, split.unlabelled_limit, stream, dataset.name
         )

@@ -15,8 +15,7 @@ from .types import FederatedData
 
 
 def fingerprint(data: FederatedData) -> str:
-    """The SHA-256 of everything that clients, tests and the server hold. It differs for other data or another
-    partition.
+    """The SHA-256 of everything that clients, tests and the server hold. It differs for other data or another partition.
 
     Tensors that several clients share are read once.
 

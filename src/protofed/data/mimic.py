@@ -83,8 +83,7 @@ class MimicDisposition(TextSource):
                 log.warning("%s: %d notes %s and are left out", self.notes, count, reason)
 
     def dispositions(self, skip: bool) -> dict[str, str]:
-        """The class of each stay that has one. Patients who died in hospital are `Expired`, whatever the location
-        says."""
+        """The class of each stay that has one. Patients who died in hospital are `Expired`, whatever the location says."""
         dispositions = {}
         for source, row in table(self.admissions, ("hadm_id", "discharge_location", "hospital_expire_flag"), skip):
             location = row["discharge_location"].strip()

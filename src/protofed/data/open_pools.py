@@ -1,5 +1,4 @@
-"""Open pools: unlabelled samples of classes that their client does not have, mixed in among those of its own
-classes."""
+"""Open pools: unlabelled samples of classes that their client does not have, mixed in among those of its own classes."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def mix_foreign(
     rng: np.random.Generator,
     name: str,
 ) -> list[np.ndarray]:
-    """Mix foreign rows, of classes that a client does not have, into its unlabelled rows: `share` of them, rounded
-    down.
+    """Mix foreign rows, of classes that a client does not have, into its unlabelled rows: `share` of them, rounded down.
 
     Rows that nobody holds are used first. Where they are too few, every client gives the same part of its own rows to
     the others, at most `share`; it keeps rows that nobody can use. A client that has every class receives nothing.
@@ -108,7 +106,7 @@ def _hand_over(
 def _exchange(
     holding_sizes: np.ndarray, supply: np.ndarray, foreign: np.ndarray, demand: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many samples of each class every holder gives and every client receives, as many as can be (a maximum flow).
+    """The numbers of samples of each class that holders give and clients receive, by a maximum flow.
 
     A holder has `holding_sizes [holder, class]` rows and gives at most `supply`. A client takes rows of `foreign`
     classes only, `demand` in total, as evenly over the classes as possible.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import ProtofedError
 from ..registry import Registry
-from .rows import deal, gather, ranked
+from .rows import distribute, gather, ranked
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class NWay(Partition):
     `draw="normal"` is FedSAP's: n ~ N(way, spread²) clipped to 1 … C, k ~ N(shot, shot_spread²). `draw="uniform"` is
     FedProto's as published: n uniform in max(2, n−s) … min(C−1, n+s), k uniform in k−s+1 … k+s.
 
-    Each client's classes are drawn at random among those that still have k samples. Where too few
-    classes remain, all clients choose again, each the classes with the most remaining samples, which succeeds whenever
-    equal demands can be met at all.
+    Each client's classes are drawn at random among those that still have k samples. Where too few classes
+    remain, all clients choose again, each the classes with the most remaining samples, which succeeds whenever equal
+    demands can be met at all.
     """
 
     complete: ClassVar[bool] = False
@@ -130,7 +130,7 @@ class NWay(Partition):
                 f"{len(labels):,} in {len(sizes)} classes (shot={max(fits, 1)} is about what fits); "
                 "lower shot, way or clients"
             )
-        return deal(ranks, counts, rng)
+        return distribute(ranks, counts, rng)
 
     def sizes(self, classes: int, clients: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The number of classes of each client, and the number of samples of each class.
@@ -174,8 +174,7 @@ def _choose_at_random(
 def _choose_largest_classes(
     ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """The numbers of samples `[client, class]` of the classes with the most remaining samples; None where they do not
-    fit.
+    """The numbers of samples `[client, class]` of the classes with the most remaining samples; None where they do not fit.
 
     Clients that need the most samples of a class choose first, and ties are broken at random.
     """
@@ -220,7 +219,7 @@ class Dirichlet(Partition):
         ends[:, -1] = sizes
         counts = np.diff(ends.astype(np.int64), axis=1, prepend=0).T.copy()
         _fill_up(counts, self.min_size)
-        return deal(ranks, counts, rng)
+        return distribute(ranks, counts, rng)
 
 
 def dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
@@ -290,12 +289,11 @@ class Pathological(Partition):
             if len(holders):
                 counts[holders, c] = sizes[c] // len(holders)
                 counts[rng.permutation(holders)[: sizes[c] % len(holders)], c] += 1
-        return deal(ranks, counts, rng)
+        return distribute(ranks, counts, rng)
 
 
 def _shards(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The number of shards of each class, `clients · k` in total; each further shard goes to the class with the largest
-    shards."""
+    """The number of shards of each class, `clients · k` in total; the class with the largest shards gets the next one."""
     shards = np.zeros(len(sizes), np.int64)
     shards[rng.permutation(len(sizes))[: clients * k]] = 1
     jitter = 1 + 1e-6 * rng.random(len(sizes))  # ties are broken at random
@@ -349,7 +347,7 @@ class Circulant(Partition):
         size = (sizes[class_demand > 0] / class_demand[class_demand > 0]).min()
         # Because cumulative sums are rounded, no class is exceeded, and each count is within one of its exact share.
         ends = np.minimum(np.floor(np.cumsum(client_mixes * size, axis=0) + 1e-6), sizes).astype(np.int64)
-        return deal(ranks, np.diff(ends, axis=0, prepend=0), rng)
+        return distribute(ranks, np.diff(ends, axis=0, prepend=0), rng)
 
 
 def _circulant(classes: int) -> np.ndarray:

@@ -121,7 +121,7 @@ def ranked(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ranks.reshape(-1), sizes.astype(np.int64)
 
 
-def deal(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+def distribute(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Distribute random rows over clients; no row goes to two clients.
 
     Args:
@@ -132,7 +132,7 @@ def deal(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> lis
     Returns:
         the rows of each client, in ascending order.
 
-    >>> [rows.tolist() for rows in deal(np.array([0, 0, 1]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))]
+    >>> [rows.tolist() for rows in distribute(np.array([0, 0, 1]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))]
     [[0, 1], [2]]
     """
     clients, classes = counts.shape

@@ -66,9 +66,8 @@ def load(data: str | Path | Dataset, **options: Any) -> Dataset:
     """Load a data set.
 
     Args:
-        data: A registered name, the path of an `.npz` or `.csv` file or of an image folder, `hub:NAME`, or a `Dataset`,
-            which
-            is checked and returned as it is.
+        data: A registered name, the path of an `.npz` or `.csv` file or of an image folder, `hub:NAME`, or a
+            `Dataset`, which is checked and returned as it is.
         **options: The settings of the source.
 
     Returns:

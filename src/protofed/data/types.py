@@ -286,8 +286,7 @@ class ClientData:
 class FederatedData:
     """All data of a federation. `held_back` has the labels of unlabelled samples, and is for measuring only.
 
-    A label held back is `UNKNOWN` where the data set has none. `mean`, `std`, `kind` and `flips` are those of the data
-    set.
+    A label held back is `UNKNOWN` where the data set has none. `mean`, `std`, `kind` and `flips` are those of the data set.
     """
 
     clients: list[ClientData]
@@ -322,8 +321,7 @@ class FederatedData:
         return move(self)
 
     def class_counts(self, unlabelled: bool = False) -> Tensor:
-        """The numbers of labelled training samples `[clients, classes]`, with `unlabelled` those of unlabelled samples
-        too.
+        """The numbers of labelled training samples `[clients, classes]`, with `unlabelled` those of unlabelled samples too.
 
         The true classes of unlabelled samples are read from `held_back`, so these numbers are for display only. Samples
         whose class is `UNKNOWN` are not counted.

@@ -1,5 +1,4 @@
-"""The quality of pseudo-labels: how many were accepted, how many were right, and whether foreign samples were
-rejected."""
+"""The quality of pseudo-labels: how many were accepted, how many were right, and whether foreign samples were rejected."""
 
 from __future__ import annotations
 

@@ -89,8 +89,7 @@ def view_of(augmentation: Augmentation | None, name: View, x: Tensor, u: Tensor 
 
 
 def draws(task: Task, step: Step, stream: torch.Generator) -> dict[str, Tensor]:
-    """The random draws of a step, always in this order: for labelled samples, for each view, for the method's own
-    use."""
+    """The random draws of a step, always in this order: for labelled samples, for each view, for the method's own use."""
     draws_by_name: dict[str, Tensor] = {}
     augmentation, feed = task.augmentation, task.learner.feed
     if augmentation is not None and feed.labelled_view != "none":

@@ -211,8 +211,7 @@ def choose(inputs: EngineInputs, request: EngineSettings) -> tuple[EngineSetting
 
 
 def _groups(inputs: EngineInputs, engine: PlainEngine | MixedEngine) -> int:
-    """How many groups of clients the workers share: of a round's clients, or of all where each is evaluated by its own
-    model."""
+    """The number of groups that workers share: of a round's clients, or of all where each has a model of its own."""
     if not inputs.method.exchange.asks_clients:
         return 1
     clients = [c for k in range(len(inputs.models)) for c in inputs.members(k)]

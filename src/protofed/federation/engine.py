@@ -38,8 +38,7 @@ class Messages(Protocol):
 
 @dataclass(frozen=True)
 class Downloads:
-    """The messages of a broadcast: one for each audience, and the audience of each client, in the order of the
-    clients."""
+    """The messages of a broadcast: one for each audience, and the audience of each client, in the order of the clients."""
 
     round: int
     messages: Messages
@@ -62,8 +61,7 @@ class Downloads:
 
 
 class Taught(NamedTuple):
-    """The server's state after its own training (None where it became NaN), the loss terms, and the reason of a
-    failure."""
+    """The server's state after its own training (None where it became NaN), the loss terms, and the reason of a failure."""
 
     state: Any
     terms: Mapping[str, float]
@@ -145,8 +143,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class ArchitectureInputs:
-    """Everything that the engine of one architecture is made of: the method, the model, the clients' data and the
-    task."""
+    """Everything that the engine of one architecture is made of: the method, the model, the clients' data and the task."""
 
     method: Method
     model: ModelSpec
@@ -213,8 +210,7 @@ class PlainEngine:
         return ClientState(self._skeleton(self.inputs.build(client)).weights())
 
     def groups(self, clients: Sequence[int]) -> list[list[int]]:
-        """The groups of clients that are trained together, and thus by one process. Worker processes share whole
-        groups."""
+        """The groups of clients that are trained together, and thus by one process. Worker processes share whole groups."""
         return [[client] for client in clients]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
@@ -249,8 +245,7 @@ class PlainEngine:
     # --- evaluation -----------------------------------------------------------------------------------------------
     @property
     def model_for_each(self) -> bool:
-        """Whether each client is evaluated by a model of its own: a private one, or the global one after local
-        tuning."""
+        """Whether each client is evaluated by a model of its own: a private one, or the global one after local tuning."""
         return self.method.exchange.keeps_model or self.method.predict.tuning > 0
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
@@ -288,8 +283,7 @@ class PlainEngine:
 
     @property
     def tuning(self) -> Task:
-        """The task of training before an evaluation. It is round 0, so its random streams differ from those of all
-        rounds."""
+        """The task of training before an evaluation. It is round 0, so it has random streams of its own."""
         local = replace(self.task.local, epochs=self.method.predict.tuning, keep_optimiser=False)
         return replace(self.task, local=local)
 

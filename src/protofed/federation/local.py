@@ -85,8 +85,7 @@ class MemoryStates(dict[int, ClientState]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one client's round. `failure` says why there is no upload; `pseudo` has counts of its
-    pseudo-labels."""
+    """The result of one client's round. `failure` says why there is no upload; `pseudo` has counts of its pseudo-labels."""
 
     upload: Message | None
     terms: Mapping[str, float]
@@ -116,8 +115,7 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client after training, with its weights still in the module. Embeddings are computed when a method asks for
-    them."""
+    """A client after training, with its weights still in the module. Embeddings are computed when a method asks for them."""
 
     skeleton: Skeleton
     weights: Weights
@@ -297,8 +295,7 @@ class PseudoLabels:
 
 
 def step_size(step: Step) -> int:
-    """The weight of a step's loss in the mean of the round: its labelled samples, or its unlabelled ones where it has
-    none."""
+    """The weight of a step's loss in the round's mean: its labelled samples, or else its unlabelled ones."""
     return step.labelled.shape[0] or (0 if step.unlabelled is None else step.unlabelled.shape[0])
 
 

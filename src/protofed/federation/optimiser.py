@@ -59,8 +59,7 @@ class LocalSettings(RunLength):
 
 
 def _same_memory_order(*lists: Sequence[Tensor]) -> bool:
-    """Whether the tensors of all lists lie in memory in the same order and without gaps, as the fused update
-    requires."""
+    """Whether the tensors of all lists lie in memory in the same order and without gaps, as the fused update requires."""
     orders = ([_order(t.shape, t.stride()) for t in tensors] for tensors in lists)
     reference, *other_orders = orders
     return (
@@ -84,8 +83,7 @@ def _order(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[tuple[int, 
 
 
 def _in_order(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Dense tensors as one-dimensional views of their memory, because the fused update copies tensors of other
-    strides."""
+    """Dense tensors as one-dimensional views of their memory, because the fused update copies tensors of other strides."""
     return [t if t.is_contiguous() else t.as_strided((t.numel(),), (1,)) for t in tensors]
 
 

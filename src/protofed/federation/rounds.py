@@ -181,8 +181,7 @@ class Federation:
         return record
 
     def _teach(self, round: int) -> dict[str, float]:
-        """Train the server's own model, where the method has a teacher. Where this becomes NaN, the server keeps its
-        state."""
+        """Train the server's model, where the method has a teacher. Where this becomes NaN, the server keeps its state."""
         if self.method.teacher is None:
             return {}
         state, terms, failure = self.engine.teach(self.state, round)

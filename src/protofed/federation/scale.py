@@ -1,8 +1,7 @@
 """Scale-out with torch.distributed: `torchrun --nproc-per-node N -m protofed run …`.
 
 Every rank runs the same rounds in step and holds the same server. Each rank trains and evaluates its share of the
-clients with the engine of its host, and the encoded uploads are gathered on all ranks. The result is that of one
-process.
+clients with the engine of its host, and the encoded uploads are gathered on all ranks. The result is that of one process.
 """
 
 from __future__ import annotations

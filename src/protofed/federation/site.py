@@ -192,8 +192,7 @@ def _outcome(reply: Message, round: int, source: str) -> Outcome:
 
 
 class SiteEngine:
-    """An engine whose sites are elsewhere. It sends each its message and takes the reply, and holds no client's
-    state."""
+    """An engine whose sites are elsewhere. It sends each its message and takes the reply, and holds no client's state."""
 
     def __init__(self, sites: Mapping[int, SiteConnection], server: PlainEngine | MixedEngine) -> None:
         """

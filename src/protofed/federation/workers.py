@@ -176,8 +176,7 @@ class Arena:
         self.memory, self.size, self.used = reserve(size), size, 0
 
     def put(self, message: Message) -> tuple[int, int] | Message:
-        """Write a message and return its offset and length; a small message, or one that does not fit, is returned
-        itself."""
+        """Write a message and return its offset and length, or the message itself where it is small or does not fit."""
         if len(message) < PIPE or self.used + len(message) > self.size:
             return message
         begin = self.used
@@ -282,8 +281,7 @@ class WorkerEngine:
         return downloads.purpose, downloads.round, audience, locations, downloads.serial, parameters
 
     def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
-        """An estimate of the time that a group takes. The longest groups are started first, so that the last one is
-        short."""
+        """An estimate of a group's time. The longest groups are started first, so that the last one is short."""
         members = [self.data.clients[c] for c in group]
         samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in members)
         return samples * self.parameters[self.owner[group[0]]]

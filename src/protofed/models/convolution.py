@@ -18,8 +18,7 @@ FEW, FEW_IN_BATCH, CHANNELS = 4, 128, 32
 
 
 class UnfoldConv2d(nn.Conv2d):
-    """Convolution as unfold and one matrix product per client: under `vmap` a batched product, no grouped
-    convolution."""
+    """Convolution as unfold and one matrix product per client: under `vmap` a batched product, no grouped convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of a batch."""

@@ -40,8 +40,7 @@ class ConvNorm(nn.Module):
 
 
 class Inception(nn.Module):
-    """Four parallel branches whose channels are concatenated. The third has 3×3, not the paper's 5×5, as in
-    torchvision."""
+    """Four parallel branches whose channels are concatenated. The third has 3×3, not the paper's 5×5, as in torchvision."""
 
     def __init__(
         self, in_channels: int, norm: Norm, out1: int, in3: int, out3: int, in5: int, out5: int, pooled: int

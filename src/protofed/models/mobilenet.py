@@ -35,8 +35,7 @@ def conv_norm(
 
 
 class InvertedResidual(nn.Module):
-    """Expand the channels, convolve each separately, reduce them without activation; a shortcut where the shape
-    stays."""
+    """Expand the channels, convolve each separately, reduce them without activation; a shortcut where the shape stays."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()

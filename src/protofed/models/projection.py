@@ -18,8 +18,7 @@ DROPOUT = 0.1  # FedPAGR does not say which rate it uses
 class Projection(nn.Module):
     """A model whose embedding has a given width.
 
-    It consists of `backbone`, `match` where the backbone's width is not `dim`, `consensus` if its kind has one, and a
-    head.
+    It consists of `backbone`, `match` where the backbone's width is not `dim`, `consensus` if its kind has one, and a head.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ def project(
     Args:
         module: a `Classifier`, of which the encoder is used, or a network that `adapt` accepts.
         kind: `"linear"` is a linear layer where the width differs; `"consensus"` adds FedPAGR's projection head and the
-            unit
-            sphere.
+            unit sphere.
         dim: the width of the space.
         num_classes: the number of classes.
         sample_shape: the shape of one sample.

@@ -44,8 +44,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNetEncoder(nn.Module):
-    """Everything before torchvision's `fc`, and a layer `project` where the embedding has another width than the
-    network."""
+    """Everything before torchvision's `fc`, and a layer `project` where the embedding has another width than the network."""
 
     def __init__(self, channels: int, stem: str, width: float, embedding: int | None, norm: Norm) -> None:
         super().__init__()

@@ -17,8 +17,7 @@ FIRST, WIDTHS = 16, (16, 32, 64)
 
 
 class PreActivationBlock(nn.Module):
-    """Two 3×3 convolutions, each after normalisation and ReLU. A shortcut with a convolution begins after the first
-    ReLU."""
+    """Two 3×3 convolutions, each after normalisation and ReLU. A shortcut with a convolution begins after the first ReLU."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The steps of many clients as batches side by side: rows into the shared tensors, padding, views and random draws."""
+"""The steps of many clients as stacked batches: rows of the shared tensors, padding, views and random draws."""
 
 from __future__ import annotations
 
@@ -159,8 +159,7 @@ def _padded_draws(client_draws: Sequence[Tensor | None], n: int, device: torch.d
 
 
 def together(sizes: Sequence[tuple[int, int]], alone: bool) -> list[tuple[slice | Tensor, tuple[int, int]]]:
-    """The groups of clients that take a step together, with the numbers of labelled and unlabelled samples in their
-    batch.
+    """The groups of clients that take a step together, with the numbers of labelled and unlabelled samples in their batch.
 
     With `alone`, only clients whose batches have the same sizes are grouped.
     """
@@ -171,8 +170,7 @@ def together(sizes: Sequence[tuple[int, int]], alone: bool) -> list[tuple[slice 
 
 
 def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Index lists as one tensor, padded with their first entry (0 where there is none), and weights that are 0 for
-    padding."""
+    """Index lists as one tensor, padded with their first entry (or 0), and weights that are 0 for padding."""
     widest = max(len(i) for i in indices)
     if all(len(i) == widest for i in indices):
         rows = torch.stack(list(indices))

@@ -124,8 +124,7 @@ class StackEngine(PlainEngine):
 
 @dataclass
 class VisitedStack:
-    """The models of several clients in a stack. Outputs of a set of samples are computed when the first client needs
-    them."""
+    """The models of several clients in a stack. Outputs are computed when the first client needs them."""
 
     skeleton: Skeleton
     weights: Weights
@@ -169,8 +168,7 @@ class StackedVisit:
 
 
 def _stackable_groups(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Groups of jobs that can be stacked: rows of the same tensors, messages of one structure, all with a pool or
-    none."""
+    """Groups of jobs that can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
     structures: dict[int, Hashable] = {}  # most often all jobs share one message
 
     def key(job: Job) -> Hashable:

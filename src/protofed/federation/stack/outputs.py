@@ -1,4 +1,4 @@
-"""Many clients' models side by side, without training: outputs and prototypes over sets of samples."""
+"""Stacks of clients' models without training: their outputs and prototypes over sets of samples."""
 
 from __future__ import annotations
 

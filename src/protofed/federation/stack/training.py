@@ -72,8 +72,7 @@ class StackedNetwork:
 
 
 def _common(values: Sequence[Any]) -> tuple[Any, Any]:
-    """A value for all clients, and the axes that vmap maps over: the value itself where all share it, otherwise a
-    stack."""
+    """A value for all clients, and the axes that vmap maps over: the value itself where all share it, otherwise a stack."""
     reference = values[0]
     if all(v is reference for v in values):
         return reference, None
