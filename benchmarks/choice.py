@@ -88,7 +88,7 @@ def measured(workload: Training) -> dict[str, Any]:
     """The seconds of every way, and the rule's among them."""
     x, y = workload.load(None)
     settings = resolve(workload.method, workload.settings(x, y))
-    chosen = build(settings.with_engine(EngineSettings(workers=1)))[0].engine.way(0).label
+    chosen = build(settings.with_engine(EngineSettings(workers=1)))[0].engine.recipe(0).label
     convolves = any(isinstance(layer, nn.Conv2d) for layer in workload.build_model().modules())
     ways = {
         name: way for name, way in WAYS.items() if convolves or name in ("loop", "stack")

@@ -83,7 +83,7 @@ def test_numbers_come_from_the_generator(kind: str) -> None:
     both, x = views(kind)
     for view in (both.weak, both.strong):
         u = draw(view, len(x), stream(3))
-        assert u.shape == (len(x), view.numbers) and u.device.type == "cpu" and bool(((u >= 0) & (u < 1)).all())
+        assert u.shape == (len(x), view.num_draws) and u.device.type == "cpu" and bool(((u >= 0) & (u < 1)).all())
         assert torch.equal(u, draw(view, len(x), stream(3)))
     assert not torch.equal(both.strong(x, u), both.strong(x, draw(both.strong, len(x), stream(4))))
 
@@ -93,7 +93,7 @@ def test_numbers_come_from_the_generator(kind: str) -> None:
 def test_the_extreme_numbers_are_no_exception(kind: str, edge: float) -> None:
     both, x = views(kind)
     for view in (both.weak, both.strong):
-        out = view(x, torch.full((len(x), view.numbers), edge))
+        out = view(x, torch.full((len(x), view.num_draws), edge))
         assert out.shape == x.shape and bool(torch.isfinite(out.float()).all())
 
 
@@ -436,7 +436,7 @@ def test_what_comes_in_from_outside_is_the_mean() -> None:
     view = augmentation(
         "auto", (3, 16, 16), MEAN, STD, AugmentSettings(flip="off", crop=0.0, randaugment=(1, 30))
     ).strong
-    u = torch.zeros(1, view.numbers)
+    u = torch.zeros(1, view.num_draws)
     u[0, 5], u[0, 6] = (OPERATIONS.index("translate_x") + 0.5) / 14, 0.9
     out = view(torch.full((1, 3, 16, 16), 1.0), u)
     assert float(out[..., :7].abs().max()) < 0.01 and float((out[..., 8:] - 1).abs().max()) < 0.01
@@ -554,7 +554,7 @@ def test_the_strong_view_of_a_window_against_a_loop() -> None:
 
 def test_without_standardisation_a_window_is_scaled_as_it_is() -> None:
     view = augmentation("csi", (1, 4, 4), None, None, AugmentSettings()).strong
-    u = torch.zeros(1, view.numbers)  # no bands
+    u = torch.zeros(1, view.num_draws)  # no bands
     x = torch.full((1, 1, 4, 4), 1000.0)
     torch.testing.assert_close(view(x, u), torch.full_like(x, 800.0), atol=1, rtol=0)
 

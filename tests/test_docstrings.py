@@ -60,3 +60,43 @@ def test_everything_offered_has_a_docstring():
             if inspect.isfunction(thing) or (inspect.isclass(thing) and thing.__module__.startswith(protofed.__name__)):
                 own = thing.__doc__ if inspect.isfunction(thing) else thing.__dict__.get("__doc__")
                 assert own and not own.startswith(f"{name}("), f"{room}.{name}"
+
+
+ROOMS_OF_SENTENCES = ("federation", "evaluate", "data", "models", "bench")
+
+
+def public_things(module):
+    """The public functions and classes that a module defines, and the public methods of these classes, by name."""
+    for name, thing in vars(module).items():
+        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(thing):
+            yield name, thing, ()
+        elif inspect.isclass(thing):
+            yield name, thing, ()
+            for member, value in vars(thing).items():
+                function = getattr(value, "__func__", getattr(value, "fget", getattr(value, "func", value)))
+                if (
+                    not member.startswith("_")
+                    and inspect.isfunction(function)
+                    and function.__module__ == module.__name__
+                ):
+                    bases = [base for base in thing.__mro__[1:] if base.__module__.startswith(protofed.__name__)]
+                    yield f"{name}.{member}", function, [vars(base).get(member) for base in bases]
+
+
+@pytest.mark.parametrize("room", ROOMS_OF_SENTENCES)
+def test_everything_public_has_a_docstring(room):
+    """A method that overrides one of protofed's may leave the docstring to it; what torch's classes say does not count."""
+    package = importlib.import_module(f"protofed.{room}")
+    names = [package.__name__, *(m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))]
+    found = 0
+    for module in map(importlib.import_module, names):
+        assert module.__doc__, module.__name__
+        for name, thing, overridden in public_things(module):
+            found += 1
+            text = next((t for t in (thing.__doc__, *(o.__doc__ for o in overridden if o)) if t), "")
+            assert text and not text.startswith(f"{name}("), f"{module.__name__}.{name} has no docstring"
+            first = text.strip().split("\n\n")[0].rstrip()
+            assert first[-1] in ".:`", f"{module.__name__}.{name} does not end its first sentence: {first!r}"
+    assert found > 20

@@ -12,7 +12,7 @@ from protofed.errors import ProtofedError
 from protofed.experiment.architectures import architectures, labels, parse
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
-from protofed.federation.mixed import for_architecture, marked
+from protofed.federation.mixed import for_architecture, prefixed
 from protofed.wire import Bundle
 from support.engines import ENGINES, LOOP, assert_same
 from support.marks import slow_but
@@ -126,10 +126,10 @@ def test_an_own_network_of_another_width_takes_part(tiny):
 # --- what travels -----------------------------------------------------------------------------------------------------
 def test_marks_come_and_go():
     weights = {"a": torch.ones(2), "b": torch.zeros(1)}
-    both = Bundle(weights={**marked(weights, 1), **marked({"a": torch.full((3,), 7.0)}, 11)})
+    both = Bundle(weights={**prefixed(weights, 1), **prefixed({"a": torch.full((3,), 7.0)}, 11)})
     assert for_architecture(both, 1).weights.keys() == {"a", "b"}
     assert for_architecture(both, 11).weights["a"].shape == (3,)
-    helpers = Bundle(models={"helper0": marked(weights, 1), "helper1": marked({"a": torch.full((3,), 7.0)}, 11)})
+    helpers = Bundle(models={"helper0": prefixed(weights, 1), "helper1": prefixed({"a": torch.full((3,), 7.0)}, 11)})
     assert for_architecture(helpers, 1).models["helper0"].keys() == {"a", "b"}
     assert for_architecture(helpers, 11).models["helper1"]["a"].shape == (3,)
 

@@ -97,7 +97,7 @@ def test_a_stack_equals_its_clients_one_by_one(local, indexed):
 
 @pytest.mark.parametrize("local", [c for c in CASES if c.optimiser == "sgd" and c.momentum], ids=str)
 def test_without_the_fused_update_the_result_is_the_same(local, monkeypatch):
-    monkeypatch.setattr(module, "_alike", lambda *lists: False)
+    monkeypatch.setattr(module, "_same_memory_order", lambda *lists: False)
     params = start(1)
     optimiser = Optimiser(local, params, {})
     for grads in gradients(1, 4):

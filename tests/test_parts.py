@@ -198,7 +198,7 @@ def test_an_absurd_client_does_not_move_a_median(tiny):
             content = super().returned(trained, received, round)
             return (
                 replace(content, bank=replace(content.bank, means=1000 * content.bank.means))
-                if trained.who == 0
+                if trained.client == 0
                 else content
             )
 

@@ -23,7 +23,7 @@ from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import choose, rule, workers
 from protofed.federation.choose import EngineSettings
-from protofed.federation.rule import Facts, Way
+from protofed.federation.rule import Facts, Recipe
 from support.engines import finish, groups_of, images, leaves
 from support.small import SMALL, blobs, labels_for
 
@@ -115,20 +115,20 @@ FACTS = st.builds(Facts, *[st.integers(1, 10**9)] * 2, st.integers(0, 64), st.in
 
 @given(FACTS)
 def test_the_rule_leaves_nothing_open_and_a_smaller_model_is_stacked_all_the_more(facts):
-    way = rule.rule(facts)
-    assert "auto" not in (way.how, way.layout, way.convolution)
-    assert rule.rule(facts, way) == way
-    EngineSettings(way.how, way.how, way.layout, way.convolution, 1, 1).check(1)
-    if way.how == "stack":
+    recipe = rule.rule(facts)
+    assert "auto" not in (recipe.engine, recipe.layout, recipe.convolution)
+    assert rule.rule(facts, recipe) == recipe
+    EngineSettings(recipe.engine, recipe.engine, recipe.layout, recipe.convolution, 1, 1).check(1)
+    if recipe.engine == "stack":
         smaller = replace(facts, parameters=facts.parameters // 2 + 1, flops=facts.flops // 2)
-        assert facts.clients > 1 and rule.rule(smaller).how == "stack"
+        assert facts.clients > 1 and rule.rule(smaller).engine == "stack"
 
 
 @given(FACTS, st.sampled_from(["auto", "loop", "stack"]), st.sampled_from(["auto", "contiguous", "channels_last"]))
 def test_what_is_asked_for_by_name_stays(facts, how, layout):
-    way = rule.rule(facts, Way(how, layout, "auto"))
-    assert how in ("auto", way.how)
-    assert way.how == "stack" or layout in ("auto", way.layout)
+    recipe = rule.rule(facts, Recipe(how, layout, "auto"))
+    assert how in ("auto", recipe.engine)
+    assert recipe.engine == "stack" or layout in ("auto", recipe.layout)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_rule_on_some_models(model, shape, way):
             settings, federation = build(resolve("fedproto", {**keys, **model, "data": data, "shot": 5}))
         federation.engine.close()
         chosen = settings.engine
-        assert chosen.way(0) == replace(chosen, engine="auto").way(0) and chosen.way(0).label == way
+        assert chosen.recipe(0) == replace(chosen, engine="auto").recipe(0) and chosen.recipe(0).label == way
         assert chosen.threads == 1 == torch.get_num_threads()
         assert chosen.workers == (1 if way == "stack" else min(cores, 5))
 

@@ -12,7 +12,7 @@ from protofed.evaluate import Confusion, Scores, Snapshot
 from protofed.experiment.architectures import architectures
 from protofed.experiment.run import build, prepare_data, views_of
 from protofed.experiment.settings import resolve
-from protofed.federation.choose import Plan
+from protofed.federation.choose import EngineInputs
 from protofed.federation.rounds import Federation
 from protofed.federation.site import FolderStates, Site, SiteEngine, bundle_of, opened, scores_of, sealed
 from protofed.wire import WireError
@@ -38,7 +38,7 @@ def plan_of(settings):
         data = replace(data, augmentation=views_of(data, settings))
     mix = architectures(settings, data)
     g = settings.general
-    return Plan(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, len(data.clients))
+    return EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, len(data.clients))
 
 
 class Restarted:

@@ -1,4 +1,4 @@
-"""`protofed bench`: how fast the engines are, beside a hand-written loop and beside what the hardware allows."""
+"""`protofed bench`: the speed of the engines, compared with a hand-written loop and with what the hardware allows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,19 @@ def run_bench(
     beside: Path | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Measure the named workloads (all where none is named), print tables, write the files asked for.
+    """Measure workloads, print tables and write files.
 
-    With `beside`, another checkout of protofed, training is measured in turns with that one's code instead.
+    Args:
+        workloads: The names of the workloads; all of them where none is named.
+        repeats: The number of turns.
+        quick: Whether tiny sizes are measured, which test the program and say nothing about speed.
+        json_file: The file for all results.
+        markdown_file: The file for the tables.
+        beside: Another checkout of protofed; training is then measured in turns with that checkout's code.
+        console: Where tables are printed.
+
+    Returns:
+        All results. `run_bench(["cnn28"], repeats=3)`
     """
     console = console or Console()
     for name in workloads:

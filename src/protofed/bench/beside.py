@@ -1,4 +1,4 @@
-"""This code beside another checkout of it: the same engine on the same workload, in turns, in one run."""
+"""This code compared with another checkout: the same engine on the same workload, in turns, in one run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProtofedError
-from .measure import Say, machine, settled
+from .measure import Say, chosen_settings, machine
 from .processes import Field
 from .workloads import TRAINING
 
-HERE, BESIDE = "this code", "the other"
-LEAST_SECONDS = 20.0  # of turns, so that short rounds are measured often
+THIS_CODE, OTHER_CODE = "this code", "the other"
+LEAST_SECONDS = 20.0  # turns go on for this time at least, so that short rounds are measured often
 
 
-def measure_beside(names: Iterable[str], other: Path, *, repeats: int, quick: bool, say: Say) -> dict[str, Any]:
-    """Seconds a round of both, and how fast this code is in units of the other.
+def measure_beside(names: Iterable[str], checkout: Path, *, repeats: int, quick: bool, say: Say) -> dict[str, Any]:
+    """Measure the seconds of a round with this code and with another checkout's.
 
-    The engine is the one that `auto` chooses here; the other is given the same settings, so that the code is all that
-    differs.
+    Both use the engine that `auto` chooses in this code, so that they differ in nothing but the code.
+
+    Args:
+        names: The names of training workloads.
+        checkout: The folder of the other checkout.
+        repeats: The least number of turns.
+        quick: Whether tiny sizes are measured.
+        say: A function that reports progress.
+
+    Returns:
+        The seconds of both, and the speed of this code in units of the other's.
     """
-    if not (other / "src" / "protofed").is_dir():
-        raise ProtofedError(f"{other}: not a checkout of protofed (it has no src/protofed)")
+    if not (checkout / "src" / "protofed").is_dir():
+        raise ProtofedError(f"{checkout}: not a checkout of protofed (it has no src/protofed)")
     rows: dict[str, Any] = {}
     for name in names:
         if name not in TRAINING:
@@ -35,24 +44,24 @@ def measure_beside(names: Iterable[str], other: Path, *, repeats: int, quick: bo
         with tempfile.TemporaryDirectory(prefix="protofed-bench-") as folder:
             workload.write_samples(Path(folder))
             spec = {"kind": "engine", "workload": name, "quick": quick, "folder": folder, "clock": False}
-            chosen = settled({**spec, "settings": {"engine": "auto"}})
-            spec["settings"] = chosen
+            engine_settings = chosen_settings({**spec, "settings": {"engine": "auto"}})
+            spec["settings"] = engine_settings
             with Field() as field:
-                field.add(HERE, spec)
-                field.add(BESIDE, {**spec, "source": str(other.absolute())})
+                field.add(THIS_CODE, spec)
+                field.add(OTHER_CODE, {**spec, "source": str(checkout.absolute())})
                 field.turn()
                 turns: list[dict[str, Any]] = []
-                began = time.perf_counter()
-                while len(turns) < repeats or (not quick and time.perf_counter() - began < LEAST_SECONDS):
-                    turns.append(field.turn(backwards=len(turns) % 2 == 1))  # neither is always the first
+                start_time = time.perf_counter()
+                while len(turns) < repeats or (not quick and time.perf_counter() - start_time < LEAST_SECONDS):
+                    turns.append(field.turn(backwards=len(turns) % 2 == 1))  # so that none is always first
         if field.skipped:
             raise ProtofedError(f"bench --beside {name}: {field.skipped}")
-        seconds = {label: [turn[label]["seconds"] for turn in turns] for label in (HERE, BESIDE)}
-        pairs = zip(seconds[BESIDE], seconds[HERE], strict=True)
+        seconds = {label: [turn[label]["seconds"] for turn in turns] for label in (THIS_CODE, OTHER_CODE)}
+        pairs = zip(seconds[OTHER_CODE], seconds[THIS_CODE], strict=True)
         rows[name] = {
-            "settings": chosen,
+            "settings": engine_settings,
             "seconds": seconds,
-            "speed_best": min(seconds[BESIDE]) / min(seconds[HERE]),
+            "speed_best": min(seconds[OTHER_CODE]) / min(seconds[THIS_CODE]),
             "speed_median": statistics.median(other_seconds / seconds for other_seconds, seconds in pairs),
         }
         best, median = rows[name]["speed_best"], rows[name]["speed_median"]

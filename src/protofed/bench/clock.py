@@ -1,8 +1,8 @@
-"""How much of a round is forward, backward and optimiser, and how much is the engine's own.
+"""The share of a round that is forward pass, backward pass and optimiser; the rest is the engine's overhead.
 
-Timers stand around those calls where the engines make them, in this process and in worker processes forked from it. A
-profiler would slow small operations down more than what is looked for, and would not tell the indexing that cuts a batch
-from the model's own; a second, stripped loop would differ from the first by noise as large as what is looked for.
+The engines' calls are timed in this process and in worker processes forked from it. A profiler would slow small
+operations down by more than the overhead, and could not distinguish the indexing of a batch from that of the model. A
+second, reduced loop would differ from the first by noise as large as the overhead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Clock:
         self._inside = False
 
     def attach(self, method: type[Method]) -> None:
-        """Time what the engines call: the loss with its forward pass, backward, the optimiser, and the eval pass."""
+        """Time the engines' calls: the loss with its forward pass, the backward pass, the optimiser, and the eval pass."""
         for owner, name in (
             (method, "terms"),
             (torch.autograd, "grad"),
@@ -48,10 +48,10 @@ class Clock:
         module: Any
         for module in (training, outputs):
             vmap = module.vmap
-            module.vmap = lambda *given, vmap=vmap, **options: self.timed(vmap(*given, **options))
+            module.vmap = lambda *args, vmap=vmap, **options: self.timed(vmap(*args, **options))
 
     def timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The call, timed; one inside another counts once."""
+        """The same call with a timer around it. Nested calls count once."""
 
         @functools.wraps(call)
         def wrapper(*args: Any, **options: Any) -> Any:
@@ -60,11 +60,11 @@ class Clock:
             if self._pid != os.getpid():
                 self._enter_process()
             self._inside = True
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             try:
                 return call(*args, **options)
             finally:
-                self._seconds[self._slot] += time.perf_counter() - began
+                self._seconds[self._slot] += time.perf_counter() - start_time
                 self._inside = False
 
         return wrapper
@@ -76,5 +76,5 @@ class Clock:
         self._pid = os.getpid()
 
     def read(self) -> list[float]:
-        """Seconds so far, one figure for each process that computed anything."""
+        """The seconds so far, one number for each process that has computed anything."""
         return list(self._seconds[: self._taken.value])

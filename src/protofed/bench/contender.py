@@ -1,7 +1,7 @@
 """One contender in a process of its own: `python -m protofed.bench.contender SPEC`.
 
-It builds what is to be measured, says that it is ready, and then answers each line on standard input ("run" or "memory")
-with a line on standard output. Seconds are taken here, around the round, so the pipe costs nothing.
+It builds what is measured, says that it is ready, and then answers each line on standard input ("run" or "memory") with
+a line on standard output. The time of a round is taken in this process, so it does not include the pipe.
 """
 
 from __future__ import annotations
@@ -38,26 +38,28 @@ class Skip(Exception):
 
 
 class Contender:
-    """What is measured. `about` says more than its label does."""
+    """Something whose rounds are timed."""
 
     @property
     def about(self) -> str:
+        """A description that says more than the label."""
         return ""
 
     @property
-    def settled(self) -> dict[str, Any]:
-        """The settings with what the rule chose."""
+    def engine_settings(self) -> dict[str, Any]:
+        """The engine's settings with what the rule chose."""
         return {}
 
     def run(self) -> Reply:
-        """One round, or whatever is timed."""
+        """Run and time one round, or one call of a rule."""
         raise NotImplementedError
 
     def memory(self) -> Reply:
+        """The memory of the contender's processes, where it is measured."""
         return {}
 
     def close(self) -> None:
-        """Nothing to release."""
+        """There is nothing to release."""
 
 
 def _workload(spec: Spec) -> Training:
@@ -66,20 +68,21 @@ def _workload(spec: Spec) -> Training:
 
 
 class Plain(Contender):
-    """The hand-written loop."""
+    """The hand-written loop of `plain.py`."""
 
     def __init__(self, spec: Spec) -> None:
         workload = _workload(spec)
         self.loop = plain.plain_loop(workload, *workload.load(spec["folder"]))
 
     def run(self) -> Reply:
-        began = time.perf_counter()
+        """Time one round."""
+        start_time = time.perf_counter()
         self.loop.round()
-        return {"seconds": time.perf_counter() - began}
+        return {"seconds": time.perf_counter() - start_time}
 
 
 class Engine(Contender):
-    """One of protofed's engines, by the settings a person would give."""
+    """One of protofed's engines, with the settings that a user would give."""
 
     def __init__(self, spec: Spec) -> None:
         workload = _workload(spec)
@@ -89,7 +92,7 @@ class Engine(Contender):
         self._build(workload, *workload.load(spec["folder"]), spec["settings"])
 
     def _build(self, workload: Training, x: torch.Tensor, y: torch.Tensor, extra: dict[str, Any]) -> None:
-        self.seen: set[int] = set()
+        self.participants: set[int] = set()
         try:
             settings = resolve(workload.method, {**workload.settings(x, y), **extra})
             self.settings, self.federation = build(settings)
@@ -98,33 +101,37 @@ class Engine(Contender):
 
     @property
     def about(self) -> str:
+        """The engine in a few words."""
         return label(self.settings.engine)
 
     @property
-    def settled(self) -> dict[str, Any]:
+    def engine_settings(self) -> dict[str, Any]:
+        """The engine's settings with what the rule chose."""
         return dataclasses.asdict(self.settings.engine)
 
     def run(self) -> Reply:
-        before = self.clock.read() if self.clock else []
-        began = time.perf_counter()
+        """Time one round, and the seconds of computation in it where there is a clock."""
+        clock_start = self.clock.read() if self.clock else []
+        start_time = time.perf_counter()
         record = self.federation.step()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - start_time
         if record.dropped:
             raise RuntimeError(f"clients were dropped, so the round is not comparable: {record.dropped}")
-        self.seen.update(record.participants)
+        self.participants.update(record.participants)
         reply: Reply = {"seconds": seconds}
         if self.clock is not None:
-            after = self.clock.read()
-            busy = [now - was for now, was in zip_longest(after, before, fillvalue=0.0)]
+            clock_end = self.clock.read()
+            busy = [end - start for end, start in zip_longest(clock_end, clock_start, fillvalue=0.0)]
             reply["compute_seconds"] = [spent for spent in busy if spent > 0]
         return reply
 
     def close(self) -> None:
+        """Release the engine."""
         self.federation.engine.close()
 
 
 class Crowd(Engine):
-    """Few or many clients, the same number of them per round."""
+    """A federation of few or of many clients, with the same number of them in each round."""
 
     def __init__(self, spec: Spec) -> None:
         self.clock = None
@@ -132,25 +139,26 @@ class Crowd(Engine):
         workload = sizes.federation(spec["clients"])
         x, y = workload.load(None)
         self._build(workload, x, y, spec["settings"])
-        self.built = tree_memory()
+        self.memory_when_built = tree_memory()
         per_sample = x[0].numel() * x.element_size() + 3 * 8  # its features, and its label, group and row number
         self.data_bytes = len(x) * per_sample
         self.model_bytes = sum(v.numel() * v.element_size() for v in self.federation.engine.starts[0].values())
 
     def memory(self) -> Reply:
-        after = tree_memory()
+        """The memory when the federation was built, now and at its peak, and the parts of it that are known."""
+        memory = tree_memory()
         return {
-            "built_bytes": self.built["now"],
-            "now_bytes": after["now"],
-            "peak_bytes": after["peak"],
+            "built_bytes": self.memory_when_built["now"],
+            "now_bytes": memory["now"],
+            "peak_bytes": memory["peak"],
             "data_bytes": self.data_bytes,
-            "saved_bytes": len(self.seen) * self.model_bytes,
-            "took_part": len(self.seen),
+            "saved_bytes": len(self.participants) * self.model_bytes,
+            "took_part": len(self.participants),
         }
 
 
 class Limit(Contender):
-    """One merged model with one choice of batch and layout."""
+    """One merged model with one choice of batch and memory format."""
 
     def __init__(self, spec: Spec) -> None:
         workload = _workload(spec)
@@ -163,15 +171,17 @@ class Limit(Contender):
 
     @property
     def about(self) -> str:
+        """The choice of batch, memory format, threads and allocator."""
         return self.choice
 
     def run(self) -> Reply:
+        """Time one round."""
         timed = self.merged.round()
         return {"seconds": timed.seconds, "training_seconds": timed.training}
 
 
 class OwnBatch(Contender):
-    """One model for each core, in steps of the clients' own batch."""
+    """One model for each core, trained in steps of the clients' own batch size."""
 
     def __init__(self, spec: Spec) -> None:
         workload = _workload(spec)
@@ -179,17 +189,19 @@ class OwnBatch(Contender):
 
     @property
     def about(self) -> str:
+        """The number of processes and the memory format."""
         count = len(self.models.pipes)
         return f"{count} process{'es' if count > 1 else ''}, {self.models.layout}, allocator keeps its pages"
 
     def run(self) -> Reply:
-        began = time.perf_counter()
+        """Time one round of all processes."""
+        start_time = time.perf_counter()
         self.models.round()
-        return {"seconds": time.perf_counter() - began}
+        return {"seconds": time.perf_counter() - start_time}
 
 
 class LimitSweep(Contender):
-    """Tries every batch and layout for a moment each; threads and allocator are the process's."""
+    """Tries every batch and memory format for a short time; threads and allocator are those of the process."""
 
     def __init__(self, spec: Spec) -> None:
         self.workload = _workload(spec)
@@ -197,13 +209,14 @@ class LimitSweep(Contender):
         self.cap: float = spec["cap"]
 
     def run(self) -> Reply:
+        """Time a few steps of every combination."""
         rows = []
         for layout in limit.layouts(self.workload):
             x = limit.in_layout(self.x, layout)
             for batch in limit.batches(self.workload):
                 merged = limit.Merged(self.workload, x, self.y, batch, layout)
                 merged.round(cap=0.0)  # one step to warm up
-                timed = merged.round(cap=self.cap, least=2)
+                timed = merged.round(cap=self.cap, min_steps=2)
                 rows.append(
                     {
                         "batch": batch,
@@ -216,25 +229,26 @@ class LimitSweep(Contender):
 
 
 class ServerRule(Contender):
-    """One aggregation rule, timed and weighed."""
+    """One aggregation rule, of which time and memory are measured."""
 
     def __init__(self, spec: Spec) -> None:
         case = SERVER[spec["case"]]
         self.call = server_call(case.quick() if spec["quick"] else case)
 
     def run(self) -> Reply:
-        before = tree_memory()
-        began = time.perf_counter()
+        """Time one call, and measure the memory before it and at its peak."""
+        memory = tree_memory()
+        start_time = time.perf_counter()
         self.call()
         return {
-            "seconds": time.perf_counter() - began,
-            "inputs_bytes": before["now"],
+            "seconds": time.perf_counter() - start_time,
+            "inputs_bytes": memory["now"],
             "peak_bytes": tree_memory()["peak"],
         }
 
 
 def server_call(case: Server) -> Callable[[], object]:
-    """Inputs made, the rule still to be called. Every client holds every class: the dearest case."""
+    """A call of the rule whose inputs are ready. Every client holds every class, which is the most expensive case."""
     generator = torch.Generator().manual_seed(SEED)
     means = torch.empty(case.clients, case.classes, case.dim)
     centres = torch.randn(case.classes, case.dim, generator=generator)
@@ -263,6 +277,7 @@ CONTENDERS: dict[str, Callable[[Spec], Contender]] = {
 
 
 def make(spec: Spec) -> Contender:
+    """The contender that a spec describes, after the process's threads and allocator are set."""
     if spec.get("keep_pages"):
         keep_pages()
     if spec.get("threads"):
@@ -271,8 +286,9 @@ def make(spec: Spec) -> Contender:
 
 
 def main() -> None:
+    """Build the contender that the first argument describes, and answer commands until standard input ends."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever else prints does not disturb the replies
+    os.dup2(2, 1)  # other output must not disturb the replies
 
     def reply(content: Reply) -> None:
         replies.write(json.dumps(content) + "\n")
@@ -283,13 +299,13 @@ def main() -> None:
     except Skip as reason:
         reply({"skip": str(reason)})
         return
-    reply({"about": contender.about, "settled": contender.settled})
+    reply({"about": contender.about, "settled": contender.engine_settings})
     try:
         for line in sys.stdin:
             reply(contender.memory() if json.loads(line) == "memory" else contender.run())
     finally:
         contender.close()
-    os._exit(0)  # without a second of taking the interpreter apart
+    os._exit(0)  # at once, without finalising the interpreter
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The limit: one model trained on the round's samples with all clients' batches merged.
 
-No federation can be expected to beat it, since it has the same arithmetic in fewer and larger pieces. It is taken at its
-best: over batch size, memory format, threads and allocator.
+No federation can be expected to be faster, since the limit does the same arithmetic in fewer and larger pieces. It is
+measured with its best batch size, memory format, threads and allocator.
 
-Beside it, what the clients' own batch size allows: one model for each core that takes steps of that size, and nothing else.
+`OwnBatch` is the limit for the clients' own batch size: one model for each core takes steps of that size.
 """
 
 from __future__ import annotations
@@ -26,29 +26,31 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 
 class Timed(NamedTuple):
-    """Seconds for the whole round: the training steps, and the pass that gives the prototypes (0 where none travel)."""
+    """The seconds of a round's training steps, and of the pass that gives the prototypes (0 where none are sent)."""
 
     training: float
     prototypes: float
 
     @property
     def seconds(self) -> float:
+        """The seconds of the whole round."""
         return self.training + self.prototypes
 
 
 def layouts(workload: Training) -> tuple[str, ...]:
+    """The memory formats that are tried for a workload."""
     return tuple(LAYOUTS) if len(workload.shape) == 3 else ("contiguous",)
 
 
 def batches(workload: Training) -> list[int]:
-    """The clients' batches merged, and smaller and larger ones around it."""
+    """The batch sizes that are tried: the clients' batches merged, and smaller and larger ones."""
     merged = workload.per_round * workload.batch
     sizes = {max(8, round(merged * factor)) for factor in (1 / 8, 1 / 4, 1 / 2, 1, 2, 4)}
     return sorted(size for size in sizes if size <= workload.samples_per_round)
 
 
 class Merged:
-    """One model and the samples of all clients."""
+    """One model that is trained on the samples of all clients."""
 
     def __init__(
         self, workload: Training, x: Tensor, y: Tensor, batch: int, layout: str, eval_batch: int | None = None
@@ -65,40 +67,48 @@ class Merged:
         self.table = torch.randn(workload.classes, self.model.dim)  # type: ignore[call-overload]
         self.known = torch.ones(workload.classes, dtype=torch.bool)
 
-    def round(self, cap: float = float("inf"), least: int = 1) -> Timed:
-        """A round; with a `cap` each of its two parts stops after so many seconds and is scaled up to the whole."""
+    def round(self, cap: float = float("inf"), min_steps: int = 1) -> Timed:
+        """Time a round.
+
+        Args:
+            cap: Seconds after which each of the round's two parts stops; its time is then scaled up to the whole round.
+            min_steps: The least number of training steps, whatever the cap.
+
+        Returns:
+            The seconds of the two parts.
+        """
         w = self.workload
         clients = torch.randperm(w.clients, generator=self.generator)[: w.per_round]
         rows = (clients[:, None] * w.samples + torch.arange(w.samples)).flatten()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         self.model.train()
-        seen = 0
+        samples_done = 0
         for step, batch in enumerate(rows[torch.randperm(len(rows), generator=self.generator)].split(self.batch), 1):
             loss = self._loss(self.x[batch], self.y[batch])
             self.optimiser.zero_grad()
             loss.backward()
             self.optimiser.step()
-            seen += len(batch)
-            if step >= least and time.perf_counter() - began > cap:
+            samples_done += len(batch)
+            if step >= min_steps and time.perf_counter() - start_time > cap:
                 break
-        trained = time.perf_counter()
-        training = (trained - began) * len(rows) / seen
+        training_end = time.perf_counter()
+        training = (training_end - start_time) * len(rows) / samples_done
         if not w.prototypes:
             return Timed(training, 0.0)
         self.model.eval()
         total, counts = torch.zeros_like(self.table), torch.zeros(w.classes)
-        seen = 0
+        samples_done = 0
         with torch.no_grad():
             for batch in rows.split(self.eval_batch):
                 z, _ = self.model(self.x[batch])
                 member = F.one_hot(self.y[batch], w.classes).to(z.dtype)
                 total += member.T @ z
                 counts += member.sum(0)
-                seen += len(batch)
-                if time.perf_counter() - trained > cap:
+                samples_done += len(batch)
+                if time.perf_counter() - training_end > cap:
                     break
         self.table = total / counts.clamp_min(1)[:, None]
-        return Timed(training, (time.perf_counter() - trained) * len(rows) / seen)
+        return Timed(training, (time.perf_counter() - training_end) * len(rows) / samples_done)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         if self.workload.prototypes:
@@ -107,7 +117,7 @@ class Merged:
 
 
 class OwnBatch:
-    """A process for each core, each with one model that takes the steps of its share of the clients, in their batch size."""
+    """A process for each core, with one model that takes the steps of a share of the clients in their batch size."""
 
     def __init__(self, workload: Training, x: Tensor, y: Tensor, processes: int) -> None:
         self.layout = min(layouts(workload), key=lambda layout: self._tried(workload, x, y, layout))
@@ -116,11 +126,11 @@ class OwnBatch:
         x = in_layout(x, self.layout)
         for k in range(processes):
             share = replace(workload, per_round=len(range(k, workload.per_round, processes)))
-            ours, theirs = context.Pipe()
+            parent_end, child_end = context.Pipe()
             merged = self._merged(share, x, y, self.layout)
-            self.pipes.append(ours)
-            context.Process(target=self._serve, args=(merged, theirs, list(self.pipes)), daemon=True).start()
-            theirs.close()
+            self.pipes.append(parent_end)
+            context.Process(target=self._serve, args=(merged, child_end, list(self.pipes)), daemon=True).start()
+            child_end.close()
 
     @staticmethod
     def _merged(workload: Training, x: Tensor, y: Tensor, layout: str) -> Merged:
@@ -129,19 +139,20 @@ class OwnBatch:
     def _tried(self, workload: Training, x: Tensor, y: Tensor, layout: str) -> float:
         merged = self._merged(workload, in_layout(x, layout), y, layout)
         merged.round(cap=0.0)
-        return merged.round(cap=0.2, least=2).seconds
+        return merged.round(cap=0.2, min_steps=2).seconds
 
     @staticmethod
     def _serve(merged: Merged, pipe: Connection, inherited: list[Connection]) -> None:
-        """A round each time something comes; ends when the other end of the pipe is closed."""
-        for other in inherited:
-            other.close()
+        """Run a round for each message; end when the other end of the pipe is closed."""
+        for connection in inherited:
+            connection.close()
         with suppress(EOFError):
             while pipe.recv():
                 merged.round()
                 pipe.send(True)
 
     def round(self) -> None:
+        """Run one round in all processes."""
         for pipe in self.pipes:
             pipe.send(True)
         for pipe in self.pipes:
@@ -149,5 +160,5 @@ class OwnBatch:
 
 
 def in_layout(x: Tensor, layout: str) -> Tensor:
-    """Samples stored in the model's memory format, so that a batch is cut in it."""
+    """Samples in the model's memory format, so that a batch of them has it too."""
     return x.contiguous(memory_format=LAYOUTS[layout]) if x.ndim == 4 else x

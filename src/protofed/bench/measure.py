@@ -22,9 +22,9 @@ from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
 
 FORMAT = 1
 ENGINES: tuple[str, ...] = ("loop", "stack", "workers", "auto")
-IN_PROCESS = ("loop", "stack")  # they run in one process, so they are measured at one thread and at all
-DEFAULT = "auto"  # the engine the goals are about
-FINALISTS = 3  # the best of the limit's sweep, which then take part in the turns
+IN_PROCESS = ("loop", "stack")  # engines of one process, which are measured with one thread and with all
+DEFAULT = "auto"  # the engine that the goals are for
+FINALISTS = 3  # the best of the limit's sweep, which are then measured in the turns
 SWEEP_SECONDS = 0.4  # for each combination of the sweep
 GIB = 2**30
 
@@ -35,7 +35,17 @@ Specs = dict[str, dict[str, Any]]
 def measure(
     names: Iterable[str], *, repeats: int = 3, quick: bool = False, say: Say = lambda text: None
 ) -> dict[str, Any]:
-    """Everything that was measured, as `--json` writes it."""
+    """Measure workloads.
+
+    Args:
+        names: The names of the workloads.
+        repeats: The number of turns.
+        quick: Whether tiny sizes are measured.
+        say: A function that reports progress.
+
+    Returns:
+        All results, as `--json` writes them.
+    """
     results: dict[str, Any] = {}
     for name in names:
         if name in TRAINING:
@@ -52,6 +62,7 @@ def measure(
 
 
 def machine() -> dict[str, Any]:
+    """The machine and the versions that results belong to."""
     return {
         "cores": cores(),
         "processor": _processor(),
@@ -84,7 +95,7 @@ def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[s
         with Field() as field:
             for label, spec in specs.items():
                 field.add(label, spec)
-            first = field.turn()
+            warm_up = field.turn()
             turns = []
             for turn in range(1, repeats + 1):
                 say(f"  turn {turn} of {repeats}")
@@ -93,8 +104,8 @@ def _training(workload: Training, repeats: int, quick: bool, say: Say) -> dict[s
         label: {
             "kind": specs[label]["kind"],
             "about": runner.about,
-            "settings": runner.settled,
-            "first_seconds": first[label]["seconds"],
+            "settings": runner.engine_settings,
+            "first_seconds": warm_up[label]["seconds"],
             **_timed(workload, [turn[label] for turn in turns]),
         }
         for label, runner in field.runners.items()
@@ -177,18 +188,18 @@ def _sweep(
     return sorted(rows, key=lambda row: row["seconds"])
 
 
-def settled(spec: dict[str, Any]) -> dict[str, Any]:
+def chosen_settings(spec: dict[str, Any]) -> dict[str, Any]:
     """The engine's settings with what the rule chose."""
     process = Process(spec)
     try:
         process.ready()
-        return process.settled
+        return process.engine_settings
     finally:
         process.close()
 
 
 def _alone(spec: dict[str, Any]) -> dict[str, Any]:
-    """One answer of a process that is then no longer needed."""
+    """One answer of a process that is then closed."""
     process = Process(spec)
     try:
         process.ready()
@@ -197,9 +208,9 @@ def _alone(spec: dict[str, Any]) -> dict[str, Any]:
         process.close()
 
 
-# --- what follows from the seconds --------------------------------------------------------------------------------------
+# --- ratios and goals ---------------------------------------------------------------------------------------------------
 def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Ratios, goals and overhead. Ratios are of best seconds; those of medians stand beside them."""
+    """Ratios, goals and overhead of the measured seconds. Ratios are of the best seconds, and also of the medians."""
 
     def of(kind: str) -> dict[str, dict[str, Any]]:
         return {label: c for label, c in contenders.items() if c["kind"] == kind}
@@ -225,14 +236,14 @@ def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[st
         result["ratios"][label] = ratios
     if workload.overhead is not None:
         result["overhead"] = {label: _overhead(engine) for label, engine in of("engine").items()}
-    ours = result["ratios"].get(DEFAULT, {})
-    for key, wanted, what in (
+    default_ratios = result["ratios"].get(DEFAULT, {})
+    for key, target, description in (
         ("over_plain", workload.over_plain, "times the best plain loop"),
         ("of_limit", workload.of_limit, "of the limit, which does the round's work"),
         ("of_training_limit", workload.of_limit, "of the limit, its training steps alone"),
     ):
-        if wanted is not None:
-            result["goals"].append(_goal(f"{DEFAULT}: {what}", ours.get(key), wanted, at_least=True))
+        if target is not None:
+            result["goals"].append(_goal(f"{DEFAULT}: {description}", default_ratios.get(key), target, at_least=True))
     if workload.overhead is not None:
         share = result["overhead"].get(DEFAULT)
         result["goals"].append(_goal(f"{DEFAULT}: overhead", share, workload.overhead, at_least=False))
@@ -244,14 +255,14 @@ def _fastest(contenders: dict[str, dict[str, Any]]) -> str:
 
 
 def _overhead(engine: Mapping[str, Any]) -> float:
-    """The share of the processes' time in a round that is not forward, backward or optimiser; waiting is in it."""
+    """The share of the processes' time in a round that is not computation; it includes waiting."""
     pairs = zip(engine["seconds"], engine["compute_seconds"], strict=True)
     return statistics.median(1 - statistics.fmean(spent) / whole for whole, spent in pairs)
 
 
-def _goal(what: str, value: float | None, wanted: float, at_least: bool) -> dict[str, Any]:
-    met = None if value is None else value >= wanted if at_least else value <= wanted
-    return {"what": what, "value": value, "at_least" if at_least else "at_most": wanted, "met": met}
+def _goal(description: str, value: float | None, target: float, at_least: bool) -> dict[str, Any]:
+    met = None if value is None else value >= target if at_least else value <= target
+    return {"what": description, "value": value, "at_least" if at_least else "at_most": target, "met": met}
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -287,15 +298,17 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
     case = Many().quick() if quick else Many()
     say(f"many: {case.per_round} clients a round, of {case.few:,} and of {case.many:,}")
     labels = {f"{clients:,} clients": clients for clients in (case.many, case.few)}
-    many, few = labels
+    many_label, few_label = labels
     spec: dict[str, Any] = {"kind": "many", "clients": case.many, "quick": quick, "settings": {}}
-    # both get the engine that is chosen for many, so that they differ in nothing but their idle clients
-    spec["settings"] = {"engine": "loop"} if quick else settled(spec)
+    # both use the engine that is chosen for many clients, so that they differ in nothing but their idle clients
+    spec["settings"] = {"engine": "loop"} if quick else chosen_settings(spec)
     with Field() as field:
         for label, clients in labels.items():
             field.add(label, {**spec, "clients": clients})
         field.turn()
-        early = field.turn("memory")  # both have trained equally many clients, and differ in idle ones only
+        early_memory = field.turn(
+            "memory"
+        )  # both have trained the same number of clients, and differ in idle ones only
         turns = [field.turn() for _ in range(case.rounds)]
         memory = field.turn("memory")
     rows = {}
@@ -304,7 +317,7 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
         rows[label] = {
             "clients": labels[label],
             "about": runner.about,
-            "settings": runner.settled,
+            "settings": runner.engine_settings,
             "seconds": seconds,
             "best": min(seconds),
             "median": statistics.median(seconds),
@@ -312,9 +325,13 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
         }
     result: dict[str, Any] = {"kind": "many", "rounds": case.rounds, "rows": rows, "skipped": field.skipped}
     if len(rows) == 2:
-        rest = {label: early[label]["now_bytes"] - early[label]["data_bytes"] for label in labels}
-        result["bytes_per_idle_client"] = (rest[many] - rest[few]) / (case.many - case.few)
-    value = rows[many]["peak_bytes"] / GIB if many in rows else None
+        overhead_bytes = {
+            label: early_memory[label]["now_bytes"] - early_memory[label]["data_bytes"] for label in labels
+        }
+        result["bytes_per_idle_client"] = (overhead_bytes[many_label] - overhead_bytes[few_label]) / (
+            case.many - case.few
+        )
+    value = rows[many_label]["peak_bytes"] / GIB if many_label in rows else None
     result["goals"] = [_goal(f"{case.many:,} clients: GiB", value, case.memory, at_least=False)]
     return result
 
@@ -323,29 +340,29 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
 def _startup(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
     """From `protofed run` to its first round, less `import torch`.
 
-    A round's line is printed when it ends. What lies before the first line is the start and one round; what lies between
-    the first and the second is one round; so the difference is the start, also of an engine that gets ready lazily.
+    A round's line is printed when it ends. What lies before the first line is the start and one round; what lies
+    between the first and the second is one round; so the difference is the start, also of an engine that gets ready lazily.
     """
     case = Startup().quick() if quick else Startup()
     say(f"startup: {' and '.join(f'{n:,}' for n in case.clients)} clients")
-    imports: list[float] = []
-    starts: dict[int, list[float]] = {clients: [] for clients in case.clients}
+    import_seconds: list[float] = []
+    start_seconds: dict[int, list[float]] = {clients: [] for clients in case.clients}
     with tempfile.TemporaryDirectory(prefix="protofed-bench-") as folder:
         for clients in case.clients:
             _startup_data(Path(folder), clients, case.samples)
         for turn in range(repeats):
-            imports.append(_seconds([sys.executable, "-c", "import torch"]))
+            import_seconds.append(_seconds([sys.executable, "-c", "import torch"]))
             for clients in case.clients:
-                starts[clients].append(_until_first_round(Path(folder), clients, turn))
+                start_seconds[clients].append(_until_first_round(Path(folder), clients, turn))
     rows: dict[str, dict[str, Any]] = {}
     for clients in case.clients:
-        seconds = statistics.median(starts[clients]) - statistics.median(imports)
-        rows[f"{clients:,} clients"] = {"seconds": starts[clients], "beyond_import": seconds}
+        seconds = statistics.median(start_seconds[clients]) - statistics.median(import_seconds)
+        rows[f"{clients:,} clients"] = {"seconds": start_seconds[clients], "beyond_import": seconds}
     goals = [
         _goal(f"{label}: seconds beyond import torch", row["beyond_import"], case.seconds, at_least=False)
         for label, row in rows.items()
     ]
-    return {"kind": "startup", "import_torch_seconds": imports, "rows": rows, "goals": goals}
+    return {"kind": "startup", "import_torch_seconds": import_seconds, "rows": rows, "goals": goals}
 
 
 def _startup_data(folder: Path, clients: int, samples: int) -> None:
@@ -361,9 +378,9 @@ def _startup_data(folder: Path, clients: int, samples: int) -> None:
 
 
 def _seconds(command: list[str]) -> float:
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     subprocess.run(command, check=True)
-    return time.perf_counter() - began
+    return time.perf_counter() - start_time
 
 
 def _until_first_round(folder: Path, clients: int, turn: int) -> float:
@@ -371,7 +388,7 @@ def _until_first_round(folder: Path, clients: int, turn: int) -> float:
     command += ["partition=iid", f"clients={clients}", "rounds=3", "evaluate_every=1000", "checkpoint_every=1000"]
     command += ["--out", str(folder / f"run-{clients}-{turn}")]
     times: list[float] = []
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
@@ -379,11 +396,11 @@ def _until_first_round(folder: Path, clients: int, turn: int) -> float:
         assert process.stdout is not None
         for line in process.stdout:
             if " round " in line:
-                times.append(time.perf_counter() - began)
+                times.append(time.perf_counter() - start_time)
         process.wait()
         errors.seek(0)
         message = errors.read().decode(errors="replace").strip()
     if process.returncode or len(times) < 2:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} after {len(times)} rounds: {message}")
-    first, second = times[:2]
-    return first - (second - first)
+    first_line, second_line = times[:2]
+    return first_line - (second_line - first_line)

@@ -10,10 +10,10 @@ PROC = Path("/proc")
 
 
 def tree_memory() -> dict[str, int]:
-    """Bytes: `now` counts what processes share once; `peak` adds up each process's own highest mark.
+    """The memory in bytes of this process and those it started.
 
-    On Linux from /proc, because the `ru_maxrss` of a started process begins at its parent's. Elsewhere `ru_maxrss` is
-    all there is, for both figures.
+    `now` counts shared pages once; `peak` is the sum of each process's highest mark. On Linux both are read from /proc,
+    because the `ru_maxrss` of a started process begins at its parent's. Elsewhere both are `ru_maxrss`.
     """
     try:
         pids = _tree(os.getpid())
@@ -36,7 +36,7 @@ def _tree(root: int) -> list[int]:
             try:
                 fields = (process / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # gone in the meantime
+                continue  # the process has ended in the meantime
             children.setdefault(int(fields[1]), []).append(int(process.name))
     family, todo = [], [root]
     while todo:

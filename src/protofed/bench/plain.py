@@ -1,6 +1,6 @@
-"""The yardstick: federated rounds as a person writes them in plain PyTorch, one client after another.
+"""The baseline: federated rounds as a person writes them in plain PyTorch, one client after another.
 
-Samples are tensors in memory and batches are cut by index, so there is no `DataLoader` to blame. Nothing here comes from
+Samples are tensors in memory and batches are cut by index, so no time is spent in a `DataLoader`. Nothing here uses
 protofed's methods, losses or engines; only the networks are the same.
 """
 
@@ -29,7 +29,7 @@ def fedproto_loss(model: nn.Module, x: Tensor, y: Tensor, prototypes: Tensor | N
 
 
 class PlainLoop:
-    """Clients, their samples, and what a round has in common for both methods."""
+    """What the rounds of both methods share: the clients' samples, participation and the optimiser."""
 
     def __init__(self, workload: Training, x: Tensor, y: Tensor) -> None:
         self.workload = workload
@@ -38,28 +38,32 @@ class PlainLoop:
         self.generator = torch.Generator().manual_seed(SEED)
 
     def participants(self) -> list[int]:
+        """The cohort of a round."""
         w = self.workload
         if w.per_round == w.clients:
             return list(range(w.clients))
         return torch.randperm(w.clients, generator=self.generator)[: w.per_round].tolist()
 
     def optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
+        """A new optimiser for a client's model."""
         return torch.optim.SGD(model.parameters(), lr=self.workload.lr, momentum=self.workload.momentum)
 
     def round(self) -> None:
+        """Run one round."""
         raise NotImplementedError
 
 
 class PlainFedProto(PlainLoop):
-    """A model for each client; class means go up, their average comes down."""
+    """FedProto: each client has a model, sends its class means and receives their average."""
 
     def __init__(self, workload: Training, x: Tensor, y: Tensor) -> None:
         super().__init__(workload, x, y)
-        first = workload.build_model()
-        self.models = [copy.deepcopy(first) for _ in range(workload.clients)]
+        initial_model = workload.build_model()
+        self.models = [copy.deepcopy(initial_model) for _ in range(workload.clients)]
         self.prototypes: dict[int, Tensor] = {}
 
     def round(self) -> None:
+        """Train the cohort and average its prototypes."""
         table, known = self._table()
         collected = []
         for client in self.participants():
@@ -75,11 +79,11 @@ class PlainFedProto(PlainLoop):
         self.prototypes = average_prototypes(collected)
 
     def _table(self) -> tuple[Tensor | None, Tensor | None]:
-        """The global prototypes as a matrix, once a round, so that a batch picks its rows in one go."""
+        """The global prototypes as a matrix, made once a round, so that a batch selects its rows in one call."""
         if not self.prototypes:
             return None, None
-        some = next(iter(self.prototypes.values()))
-        table = torch.zeros(self.workload.classes, len(some))
+        any_prototype = next(iter(self.prototypes.values()))
+        table = torch.zeros(self.workload.classes, len(any_prototype))
         known = torch.zeros(self.workload.classes, dtype=torch.bool)
         for label, prototype in self.prototypes.items():
             table[label] = prototype
@@ -88,6 +92,7 @@ class PlainFedProto(PlainLoop):
 
 
 def class_means(model: nn.Module, x: Tensor, y: Tensor) -> dict[int, Tensor]:
+    """The mean embedding of each class."""
     model.eval()
     with torch.no_grad():
         z = torch.cat([model(piece)[0] for piece in x.split(EVAL_BATCH)])
@@ -95,6 +100,7 @@ def class_means(model: nn.Module, x: Tensor, y: Tensor) -> dict[int, Tensor]:
 
 
 def average_prototypes(collected: Sequence[Mapping[int, Tensor]]) -> dict[int, Tensor]:
+    """The mean of the clients' prototypes of each class."""
     by_label: dict[int, list[Tensor]] = {}
     for prototypes in collected:
         for label, prototype in prototypes.items():
@@ -103,7 +109,7 @@ def average_prototypes(collected: Sequence[Mapping[int, Tensor]]) -> dict[int, T
 
 
 class PlainFedAvg(PlainLoop):
-    """One module; each client starts from the global weights, and the results are averaged by sample count."""
+    """FedAvg: each client starts from the global weights, and the results are averaged by sample count."""
 
     def __init__(self, workload: Training, x: Tensor, y: Tensor) -> None:
         super().__init__(workload, x, y)
@@ -111,10 +117,11 @@ class PlainFedAvg(PlainLoop):
         self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def round(self) -> None:
-        chosen = self.participants()
-        total = sum(len(self.y[client]) for client in chosen)
+        """Train the cohort and average its weights."""
+        cohort = self.participants()
+        total = sum(len(self.y[client]) for client in cohort)
         average = {name: torch.zeros_like(value) for name, value in self.weights.items()}
-        for client in chosen:
+        for client in cohort:
             x, y = self.x[client], self.y[client]
             self.model.load_state_dict(self.weights)
             self.model.train()
@@ -131,4 +138,5 @@ class PlainFedAvg(PlainLoop):
 
 
 def plain_loop(workload: Training, x: Tensor, y: Tensor) -> PlainLoop:
+    """The loop for a workload's method."""
     return (PlainFedProto if workload.method == "fedproto" else PlainFedAvg)(workload, x, y)

@@ -1,4 +1,4 @@
-"""Contenders as the measuring process sees them: started once, asked for one round at a time."""
+"""Contenders as the measuring process sees them: they are started once and run one round at a time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-PATIENCE = 20.0  # seconds to end by itself before it is ended
+PATIENCE = 20.0  # seconds that a process has to end before it is killed
 
 
 class Failed(Exception):
-    """A contender that cannot take part, or no longer; the message says why."""
+    """A contender cannot take part, or has ended early; the message says why."""
 
 
 class Process:
     """One contender process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """`spec["source"]`, where given, is another checkout whose code the contender runs."""
+        """`spec["source"]`, if it is present, is another checkout whose code the contender runs."""
         self.about = ""
-        self.settled: dict[str, Any] = {}
+        self.engine_settings: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", "protofed.bench.contender", json.dumps(spec)],
@@ -39,15 +39,17 @@ class Process:
         )
 
     def ready(self) -> None:
+        """Wait until the contender is ready; raise `Failed` where it cannot take part."""
         answer = self._read()
         if "skip" in answer:
             raise Failed(answer["skip"])
-        self.about, self.settled = answer["about"], answer["settled"]
+        self.about, self.engine_settings = answer["about"], answer["settled"]
 
-    def ask(self, what: str = "run") -> dict[str, Any]:
+    def ask(self, command: str = "run") -> dict[str, Any]:
+        """Send a command (`run` or `memory`) and return the answer."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise Failed(self._last_words()) from None
@@ -68,6 +70,7 @@ class Process:
         return lines[-1] if lines else f"the process ended with {self._process.returncode}"
 
     def close(self) -> None:
+        """End the process, by force where it does not end by itself."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -75,20 +78,20 @@ class Process:
         try:
             self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # with whatever it started itself
+            os.killpg(self._process.pid, signal.SIGKILL)  # with the processes it has started
             self._process.wait()
         self._errors.close()
 
 
 class Field:
-    """The contenders of one workload, by label. One that fails leaves the field, and `skipped` says why."""
+    """The contenders of one workload by label. A contender that fails is removed, and `skipped` has the reason."""
 
     def __init__(self) -> None:
         self.skipped: dict[str, str] = {}
         self.runners: dict[str, Process] = {}
 
     def add(self, label: str, spec: dict[str, Any]) -> None:
-        """Start one and wait until it is ready."""
+        """Start a contender and wait until it is ready."""
         self.runners[label] = Process(spec)
         try:
             self.runners[label].ready()
@@ -99,7 +102,7 @@ class Field:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for runner in self.runners.values():
             runner.close()
@@ -108,12 +111,12 @@ class Field:
         self.skipped[label] = reason
         self.runners.pop(label).close()
 
-    def turn(self, what: str = "run", backwards: bool = False) -> dict[str, dict[str, Any]]:
-        """One answer of each, one after another."""
+    def turn(self, command: str = "run", backwards: bool = False) -> dict[str, dict[str, Any]]:
+        """Send a command to all contenders, one after another, and return their answers."""
         replies = {}
         for label, runner in list(self.runners.items())[:: -1 if backwards else 1]:
             try:
-                replies[label] = runner.ask(what)
+                replies[label] = runner.ask(command)
             except Failed as reason:
                 self._drop(label, str(reason))
         return replies

@@ -23,7 +23,7 @@ class Page:
 
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
-    """A page for each workload; at quick sizes the goals are left out, as they are about the real ones."""
+    """A page for each workload. At quick sizes goals are left out, as they are for the full sizes."""
     makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
     pages = []
     for name, result in results["workloads"].items():
@@ -33,6 +33,7 @@ def pages(results: Mapping[str, Any]) -> list[Page]:
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:
+    """Print the tables of all workloads."""
     for page in pages(results):
         table = Table(title=page.title, title_justify="left")
         for i, name in enumerate(page.header):
@@ -46,6 +47,7 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
 
 
 def markdown(results: Mapping[str, Any]) -> str:
+    """The tables of all workloads as Markdown."""
     machine = results["machine"]
     lines = [
         f"Measured with protofed {machine['protofed']}, torch {machine['torch']}, Python {machine['python']} on "
@@ -77,7 +79,7 @@ def _training(name: str, result: Mapping[str, Any]) -> Page:
                 _or_dash(ratios.get("of_training_limit"), "{:.0%}"),
             ]
         )
-    notes = [f"{label}: {_how(c)}" for label, c in result["contenders"].items() if c["about"]]
+    notes = [f"{label}: {_settings_text(c)}" for label, c in result["contenders"].items() if c["about"]]
     if "limit" in result:
         training = min(min(c["training_seconds"]) for c in result["contenders"].values() if c["kind"] == "limit")
         notes.append(f"the limit's training steps alone: {training:.3f} s")
@@ -116,7 +118,7 @@ def _many(name: str, result: Mapping[str, Any]) -> Page:
         ]
         for label, row in result["rows"].items()
     ]
-    notes = [f"{label}: {_how(row)}" for label, row in result["rows"].items()]
+    notes = [f"{label}: {_settings_text(row)}" for label, row in result["rows"].items()]
     if "bytes_per_idle_client" in result:
         notes.append(f"each idle client: {result['bytes_per_idle_client']:,.0f} bytes beyond its samples")
     notes += [f"skipped {label}: {why}" for label, why in result["skipped"].items()]
@@ -132,18 +134,18 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
     return Page(title, ["what", "s", "s beyond import"], rows)
 
 
-def _how(contender: Mapping[str, Any]) -> str:
-    """What it is; of an engine, the settings that name it exactly."""
+def _settings_text(contender: Mapping[str, Any]) -> str:
+    """The settings that name an engine exactly, or a contender's description where it has none."""
     return " ".join(f"{key}={value}" for key, value in contender["settings"].items()) or contender["about"]
 
 
 def _goals(result: Mapping[str, Any]) -> list[str]:
     lines = []
     for goal in result["goals"]:
-        sign, wanted = ("at least", goal["at_least"]) if "at_least" in goal else ("at most", goal["at_most"])
+        sign, target = ("at least", goal["at_least"]) if "at_least" in goal else ("at most", goal["at_most"])
         value = "not measured" if goal["value"] is None else f"{goal['value']:.3g}"
-        mark = {True: "holds", False: "DOES NOT HOLD", None: "open"}[goal["met"]]
-        lines.append(f"goal, {goal['what']}: {value}, wanted {sign} {wanted:g}: {mark}")
+        verdict = {True: "holds", False: "DOES NOT HOLD", None: "open"}[goal["met"]]
+        lines.append(f"goal, {goal['what']}: {value}, wanted {sign} {target:g}: {verdict}")
     return lines
 
 

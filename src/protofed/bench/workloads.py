@@ -1,4 +1,4 @@
-"""The named workloads. Data is random: speed depends on sizes, not on what the numbers say."""
+"""The named workloads. Their data is random, because speed depends on sizes and not on values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import models
 from ..data import Dataset
 
-FOREVER = 10**9  # rounds, and rounds between evaluations: a measured round never evaluates
+FOREVER = 10**9  # the number of rounds, and of rounds between evaluations, so that a measured round never evaluates
 SEED = 1234
 
 
@@ -22,10 +22,10 @@ class Training:
     """A federation whose rounds are timed. Every contender trains on the same samples with the same settings."""
 
     name: str
-    method: str  # fedproto or fedavg: those the hand-written loop knows
+    method: str  # fedproto or fedavg, which the hand-written loop has
     clients: int
     per_round: int
-    samples: int  # each client's
+    samples: int  # of each client
     shape: tuple[int, ...]
     model: str
     options: dict[str, Any]
@@ -33,43 +33,47 @@ class Training:
     classes: int = 10
     lr: float = 0.01
     momentum: float = 0.5
-    over_plain: float | None = None  # what `auto` must reach: times the best plain loop,
-    of_limit: float | None = None  # and as a share of the limit
-    overhead: float | None = None  # and at most this share of the round that is not forward, backward or optimiser
+    over_plain: float | None = None  # the goal for `auto`: its speed in units of the best plain loop
+    of_limit: float | None = None  # the goal for `auto`: its speed as a share of the limit's
+    overhead: float | None = None  # the goal for `auto`: the largest share of a round that is not computation
     smaller: dict[str, Any] = field(default_factory=dict)  # what --quick changes
 
     @property
     def samples_per_round(self) -> int:
+        """The number of samples that the clients of a round train on."""
         return self.per_round * self.samples
 
     @property
     def prototypes(self) -> bool:
-        """Whether a round ends with every client's class means."""
+        """Whether clients compute their class means at the end of a round."""
         return self.method == "fedproto"
 
     def quick(self) -> Training:
+        """The same workload in a tiny size."""
         return replace(self, **self.smaller)
 
     def describe(self) -> str:
-        some = "" if self.per_round == self.clients else f", {self.per_round:,} per round"
+        """The workload's sizes in one line."""
+        participation = "" if self.per_round == self.clients else f", {self.per_round:,} per round"
         return (
-            f"{self.clients:,} clients × {self.samples} samples {'×'.join(map(str, self.shape))}{some}, "
+            f"{self.clients:,} clients × {self.samples} samples {'×'.join(map(str, self.shape))}{participation}, "
             f"{self.model}, batch {self.batch}, {self.method}"
         )
 
     def build_model(self) -> nn.Module:
+        """The network with its initial weights."""
         torch.manual_seed(SEED)
         return models.build(self.model, self.shape, self.classes, **self.options)
 
     def write_samples(self, folder: Path) -> None:
-        """One file that all contenders map, so that a dozen processes hold the samples once."""
+        """Write the samples into one file that all contenders map into memory, so that they hold them once."""
         rng = np.random.default_rng(SEED)
         with (folder / "samples").open("wb") as file:
             for _ in range(self.clients):
                 file.write(rng.standard_normal((self.samples, *self.shape), dtype=np.float32).tobytes())
 
     def load(self, folder: str | None) -> tuple[Tensor, Tensor]:
-        """All samples, client after client, and their labels; without a folder they are made in this process."""
+        """All samples, client after client, and their labels. Without a folder they are drawn in this process."""
         count = self.clients * self.samples
         generator = torch.Generator().manual_seed(SEED)
         y = torch.randint(self.classes, (count,), generator=generator)
@@ -167,8 +171,10 @@ TRAINING: dict[str, Training] = {
 
 @dataclass(frozen=True)
 class Server:
-    """One server rule on a stack of banks. `close`: all classes lie within the margin of each other, as they do early
-    in training, which is refinement's dearest case; otherwise they stand apart.
+    """One server rule on a stack of banks.
+
+    With `close`, all classes are within the margin of each other, as they are early in training, which is the most
+    expensive case of refinement; otherwise they are far apart.
     """
 
     rule: str
@@ -176,14 +182,16 @@ class Server:
     classes: int
     dim: int
     close: bool = False
-    memory: float | None = None  # GiB it must stay under
+    memory: float | None = None  # the goal in GiB, an upper bound
 
     @property
     def label(self) -> str:
-        how = (", classes close" if self.close else ", classes apart") if self.rule == "refine" else ""
-        return f"{self.rule}{how}: {self.clients:,} clients × {self.classes:,} classes × {self.dim}"
+        """The rule and its sizes."""
+        distance = (", classes close" if self.close else ", classes apart") if self.rule == "refine" else ""
+        return f"{self.rule}{distance}: {self.clients:,} clients × {self.classes:,} classes × {self.dim}"
 
     def quick(self) -> Server:
+        """The same rule in a tiny size."""
         return replace(self, clients=min(self.clients, 10), classes=self.classes // 10, dim=32)
 
 
@@ -201,19 +209,21 @@ SERVER: tuple[Server, ...] = (
 
 @dataclass(frozen=True)
 class Many:
-    """The same number of clients per round, out of few and out of many: what do the idle ones cost?"""
+    """The same number of clients per round, out of few and out of many, to measure what idle clients cost."""
 
     few: int = 1000
     many: int = 10_000
     per_round: int = 100
     rounds: int = 20
     samples: int = 20
-    memory: float = 4.0  # GiB it must stay under
+    memory: float = 4.0  # the goal in GiB, an upper bound
 
     def quick(self) -> Many:
+        """The same comparison in a tiny size."""
         return replace(self, few=20, many=200, per_round=4, rounds=2)
 
     def federation(self, clients: int) -> Training:
+        """The workload with a number of clients."""
         return Training(
             f"many-{clients}",
             "fedproto",
@@ -229,13 +239,14 @@ class Many:
 
 @dataclass(frozen=True)
 class Startup:
-    """How long `protofed run` takes until its first round is under way, beyond Python's and torch's own import."""
+    """The time from `protofed run` to its first round, beyond the import of Python and torch."""
 
     clients: tuple[int, ...] = (20, 1000)
     samples: int = 60
-    seconds: float = 3.0  # what it must stay under
+    seconds: float = 3.0  # the goal, an upper bound
 
     def quick(self) -> Startup:
+        """The same measurement in a tiny size."""
         return replace(self, clients=(3, 12))
 
 

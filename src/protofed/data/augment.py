@@ -1,7 +1,7 @@
 """Weak and strong views of samples, for methods that learn from samples without labels.
 
-All randomness comes in as numbers, so a view is a pure function of samples and numbers, and each row depends on its own
-alone: one call may transform the batches of many clients, and gives each what it would have got by itself.
+All randomness is passed in as random draws, so a view is a pure function of samples and draws, and each row depends on
+its own draws alone. One call may transform the batches of many clients, and each gets what a call of its own would give.
 """
 
 from __future__ import annotations
@@ -17,34 +17,39 @@ from torch import Tensor
 
 from ..errors import ProtofedError, unknown
 
-Kind = Literal["auto", "none", "image", "csi", "features", "tokens"]
+AugmentationName = Literal["auto", "none", "image", "csi", "features", "tokens"]
 Flip = Literal["auto", "on", "off"]
 
-MAGNITUDES = 30  # RandAugment's scale: 0 changes nothing, 30 is the most
-ENHANCE, ROTATE, SHEAR, TRANSLATE = 0.9, math.radians(30), 0.3, 150 / 331  # the most, as is usual
-POSTERIZE = 4  # bits taken away at most
-SMALLEST = 8  # pixels of a side, below which a sample is no image
-JITTER, STRONG_JITTER = 0.05, 0.2  # deviations of the noise, where the data's is 1
-SHIFT, BAND, GAIN = 0.05, 0.2, 0.2  # of a CSI window: shares of an axis, and of the amplitude
-DROPPED, DELETED = 0.2, 0.2  # probabilities: a feature is masked, a token is left out
+MAGNITUDES = 30  # RandAugment's scale of magnitudes, from 0 (no change) to 30
+ENHANCE, ROTATE, SHEAR, TRANSLATE = (
+    0.9,
+    math.radians(30),
+    0.3,
+    150 / 331,
+)  # the changes at the largest magnitude, as is usual
+POSTERIZE = 4  # the most bits that are removed
+SMALLEST = 8  # samples with fewer pixels on a side are not images
+JITTER, STRONG_JITTER = 0.05, 0.2  # standard deviations of the noise, where the data's is 1
+SHIFT, BAND, GAIN = 0.05, 0.2, 0.2  # changes of a CSI window, as shares of an axis and of the amplitude
+DROPPED, DELETED = 0.2, 0.2  # the probabilities that a feature is masked and that a token is deleted
 
 
 class View(Protocol):
-    """A view: a pure function of samples `x [n, ...]` and random draws `u [n, numbers]`, uniform in `[0, 1)`.
+    """A view: a pure function of samples `x [n, ...]` and random draws `u [n, num_draws]`, uniform in `[0, 1)`.
 
-    It gives samples of the same shape, type and device.
+    It returns samples of the same shape, type and device.
     """
 
     @property
-    def numbers(self) -> int:
-        """How many random draws one sample needs."""
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The two views of one kind of data."""
+    """The weak and the strong view of one kind of data."""
 
     weak: View
     strong: View
@@ -52,31 +57,32 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class AugmentSettings:
-    """What a person may choose; the data decides what `auto` is."""
+    """The settings of augmentation. What is `auto` follows from the data."""
 
     augmentation: Annotated[
-        Kind, Field(description="what samples are to it: auto (by the data), none, image, csi, features or tokens")
+        AugmentationName,
+        Field(description="what samples are to it: auto (by the data), none, image, csi, features or tokens"),
     ] = "auto"
     flip: Annotated[Flip, Field(description="mirror images: auto (where the data allows it), on or off")] = "auto"
-    """Mirror images left to right: `auto` only those in colour, for digits and letters have a direction."""
+    """Whether images are mirrored left to right; `auto` mirrors colour images only, as digits have a direction."""
     crop: Annotated[float, Field(description="share of the side by which an image is shifted")] = 0.125
-    """Share of the side by which an image is shifted at most; what it leaves is filled by reflection."""
+    """The largest shift of an image, as a share of its side; the border is filled by reflection."""
     randaugment: Annotated[tuple[int, int], Field(description="operations of a strong view, and magnitude")] = (2, 10)
-    """N operations of magnitude M, from 0 to 30."""
+    """The number of operations, and their magnitude from 0 to 30."""
     cutout: Annotated[float, Field(description="side of the square cut out of a strong view; 0: none")] = 0.0
-    """Side of the square that is cut out of a strong view, as a share of the image's; 0: none."""
+    """The side of the square that is cut out of a strong view, as a share of the image's side; 0 cuts none."""
 
     def __post_init__(self) -> None:
-        if self.augmentation not in get_args(Kind):
-            raise unknown("augmentation", str(self.augmentation), get_args(Kind))
+        if self.augmentation not in get_args(AugmentationName):
+            raise unknown("augmentation", str(self.augmentation), get_args(AugmentationName))
         if self.flip not in get_args(Flip):
             raise unknown("flip", str(self.flip), get_args(Flip))
         if not 0 <= self.crop <= 0.5:
             raise ProtofedError(f"crop={self.crop}; expected a share of the side from 0 to 0.5")
         if not 0 <= self.cutout <= 1:
             raise ProtofedError(f"cutout={self.cutout}; expected a share of the side from 0 to 1")
-        two = len(self.randaugment) == 2 and all(type(number) is int for number in self.randaugment)
-        if not two or self.randaugment[0] < 0 or not 0 <= self.randaugment[1] <= MAGNITUDES:
+        is_pair = len(self.randaugment) == 2 and all(type(number) is int for number in self.randaugment)
+        if not is_pair or self.randaugment[0] < 0 or not 0 <= self.randaugment[1] <= MAGNITUDES:
             raise ProtofedError(
                 f"randaugment={list(self.randaugment)}; expected [operations, magnitude]: two whole numbers, "
                 f"from 0, and from 0 to {MAGNITUDES}"
@@ -88,16 +94,16 @@ def draw(view: View, n: int, generator: torch.Generator) -> Tensor:
 
     Args:
         view: the view.
-        n: how many samples.
+        n: the number of samples.
         generator: the stream to draw from.
 
     Returns:
-        `[n, numbers]`, on the CPU, so that every device sees the same views.
+        `[n, num_draws]`, on the CPU, so that every device sees the same views.
 
     >>> draw(Jitter(0.1), 3, torch.Generator()).shape
     torch.Size([3, 1])
     """
-    return torch.rand(n, view.numbers, generator=generator)
+    return torch.rand(n, view.num_draws, generator=generator)
 
 
 def augmentation(
@@ -109,38 +115,48 @@ def augmentation(
     *,
     tokens: bool = False,
 ) -> Augmentation:
-    """The views for samples of this shape. A person's choice comes first, then the source's `kind`, then the shape.
+    """The views for samples of one shape.
 
-    `mean` and `std`, one number a channel, are what samples were standardised by; None where they are as they were.
-    `tokens` says that samples are integers.
+    The user's setting decides first, then the source's `kind`, then the shape.
+
+    Args:
+        kind: What the data set says its samples are, `auto` where it does not.
+        sample_shape: The shape of one sample.
+        mean: The mean of each channel that standardisation subtracted; None where samples are not standardised.
+        std: The standard deviation of each channel, likewise.
+        settings: The user's settings.
+        tokens: Whether samples are integers.
+
+    Returns:
+        The weak and the strong view.
     """
-    if kind not in get_args(Kind):
-        raise unknown("augmentation", kind, get_args(Kind))
+    if kind not in get_args(AugmentationName):
+        raise unknown("augmentation", kind, get_args(AugmentationName))
     shape = tuple(sample_shape)
-    chosen = next((k for k in (settings.augmentation, kind) if k != "auto"), _by_shape(shape, tokens))
-    _check(chosen, shape, tokens)
-    if chosen == "none":
+    name = next((k for k in (settings.augmentation, kind) if k != "auto"), _by_shape(shape, tokens))
+    _check(name, shape, tokens)
+    if name == "none":
         return Augmentation(Unchanged(), Unchanged())
-    if chosen == "tokens":
+    if name == "tokens":
         return Augmentation(Unchanged(), Deletion(DELETED))
-    if chosen == "features":
+    if name == "features":
         return Augmentation(Jitter(JITTER), MaskedJitter(STRONG_JITTER, DROPPED))
-    if chosen == "csi":
+    if name == "csi":
         offset = None if mean is None or std is None else mean.flatten() / std.flatten()
         window = Window(JITTER, SHIFT)
         return Augmentation(window, MaskedWindow(window, BAND, GAIN, offset))
-    mirrored = settings.flip == "on" or (settings.flip == "auto" and shape[0] == 3)
-    weak = FlipCrop(mirrored, settings.crop)
-    zeros, ones = torch.zeros(shape[0]), torch.ones(shape[0])
+    flip = settings.flip == "on" or (settings.flip == "auto" and shape[0] == 3)
+    weak = FlipCrop(flip, settings.crop)
+    no_offset, unit_scale = torch.zeros(shape[0]), torch.ones(shape[0])
     return Augmentation(
         weak,
         RandAugment(
             weak,
             *settings.randaugment,
             settings.cutout,
-            zeros if mean is None else mean.flatten().expand(shape[0]),
-            ones if std is None else std.flatten().expand(shape[0]),
-            zeros + 0.5 if mean is None else mean.flatten().expand(shape[0]),
+            no_offset if mean is None else mean.flatten().expand(shape[0]),
+            unit_scale if std is None else std.flatten().expand(shape[0]),
+            no_offset + 0.5 if mean is None else mean.flatten().expand(shape[0]),
         ),
     )
 
@@ -158,27 +174,29 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def _check(kind: str, shape: tuple[int, ...], tokens: bool) -> None:
-    for needs, wrong in (
+    for requirement, wrong in (
         ("token ids [length]", kind == "tokens" and not (tokens and len(shape) == 1)),
         ("samples of floating numbers", kind in ("image", "csi", "features") and tokens),
         (f"images [1 or 3, height, width] of at least {SMALLEST} pixels", kind == "image" and not _is_image(shape)),
         ("windows [antennas, time, subcarriers]", kind == "csi" and len(shape) != 3),
     ):
         if wrong:
-            what = "integers" if tokens else "floating numbers"
-            raise ProtofedError(f"augmentation={kind} needs {needs}; a sample has shape {list(shape)} of {what}")
+            number_type = "integers" if tokens else "floating numbers"
+            raise ProtofedError(
+                f"augmentation={kind} needs {requirement}; a sample has shape {list(shape)} of {number_type}"
+            )
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
+# --- draws ------------------------------------------------------------------------------------------------------------
 def whole(u: Tensor, count: int | Tensor) -> Tensor:
-    """Uniform numbers as whole ones; a float below 1 times `count` never rounds up to `count`.
+    """Uniform draws as whole numbers. A float below 1 times `count` never rounds up to `count`.
 
     Args:
-        u: uniform in `[0, 1)`.
-        count: how many whole numbers there are.
+        u: Uniform draws in `[0, 1)`.
+        count: The number of whole numbers to choose from.
 
     Returns:
-        whole numbers in `0 … count − 1`.
+        Whole numbers in `0 … count − 1`.
 
     >>> whole(torch.tensor([0.0, 0.5, 0.99]), 4).tolist()
     [0, 2, 3]
@@ -194,11 +212,11 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def spread(u: Tensor, shape: Sequence[int]) -> Tensor:
-    """Many uniform numbers from one for each row: a hash of the row's number and the position.
+    """Many uniform draws from one draw for each row, by a hash of the row's draw and the position.
 
     Args:
         u: `[n]`, uniform in `[0, 1)`.
-        shape: of what each row becomes.
+        shape: the shape of the draws of each row.
 
     Returns:
         `[n, *shape]`, inside (0, 1).
@@ -206,18 +224,18 @@ def spread(u: Tensor, shape: Sequence[int]) -> Tensor:
     >>> spread(torch.tensor([0.25, 0.75]), (3,)).shape
     torch.Size([2, 3])
     """
-    seed = _mix((u * 2**24).long())  # as many values as a drawn number has
+    seed = _mix((u * 2**24).long())  # as many values as a float32 draw has
     position = _mix(torch.arange(1, 1 + math.prod(shape), device=u.device))
     bits = _mix(seed[:, None] ^ position).bitwise_right_shift_(9)
     return bits.float().add_(0.5).div_(2**23).reshape(len(u), *shape)
 
 
 def normal(u: Tensor, shape: Sequence[int]) -> Tensor:
-    """Many normal numbers from one uniform number for each row.
+    """Many normal draws from one uniform draw for each row.
 
     Args:
         u: `[n]`, uniform in `[0, 1)`.
-        shape: of what each row becomes.
+        shape: the shape of the draws of each row.
 
     Returns:
         `[n, *shape]`.
@@ -228,10 +246,11 @@ def normal(u: Tensor, shape: Sequence[int]) -> Tensor:
 # --- all kinds, features, tokens --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Unchanged:
-    """The samples as they are."""
+    """The samples without any change."""
 
     @property
-    def numbers(self) -> int:
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
         return 0
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -240,12 +259,13 @@ class Unchanged:
 
 @dataclass(frozen=True)
 class Jitter:
-    """Normal noise is added to every number."""
+    """Adds normal noise to every value."""
 
     deviation: float
 
     @property
-    def numbers(self) -> int:
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
         return 1
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -254,65 +274,68 @@ class Jitter:
 
 @dataclass(frozen=True)
 class MaskedJitter:
-    """Normal noise is added, and each feature is set to 0, its mean, with probability `dropped`."""
+    """Adds normal noise, and sets each feature to 0, its mean, with probability `dropped`."""
 
     deviation: float
     dropped: float
 
     @property
-    def numbers(self) -> int:
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
         return 2
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        gone = spread(u[:, 1].to(x.device), x.shape[1:]) < self.dropped
-        return Jitter(self.deviation)(x, u).masked_fill(gone, 0)
+        mask = spread(u[:, 1].to(x.device), x.shape[1:]) < self.dropped
+        return Jitter(self.deviation)(x, u).masked_fill(mask, 0)
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """Each token but the first is left out with probability `deleted`, and those after it move up."""
+    """Deletes each token but the first with probability `deleted`; later tokens move up."""
 
     deleted: float
 
     @property
-    def numbers(self) -> int:
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
         return 1
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        gone = spread(u[:, 0].to(x.device), x.shape[1:]) < self.deleted
-        gone[:, :1] = False
-        order = gone.byte().argsort(dim=1, stable=True)
-        return x.masked_fill(gone, -1).gather(1, order)  # −1: no token
+        mask = spread(u[:, 0].to(x.device), x.shape[1:]) < self.deleted
+        mask[:, :1] = False
+        order = mask.byte().argsort(dim=1, stable=True)
+        return x.masked_fill(mask, -1).gather(1, order)  # −1 is padding
 
 
 # --- channel state information ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Window:
-    """Normal noise, and a circular shift in time by at most `shift` of the window `[antennas, time, subcarriers]`."""
+    """Adds normal noise and shifts a window `[antennas, time, subcarriers]` circularly in time, by at most `shift` of it."""
 
     deviation: float
     shift: float
 
     @property
-    def numbers(self) -> int:
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
         return 2
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
         time = x.shape[2]
-        most = round(self.shift * time)
-        back = whole(u[:, 1], 2 * most + 1) - most
-        rows = (torch.arange(time, device=x.device) - back[:, None]) % time
+        largest_shift = round(self.shift * time)
+        shift = whole(u[:, 1], 2 * largest_shift + 1) - largest_shift
+        rows = (torch.arange(time, device=x.device) - shift[:, None]) % time
         shifted = x.gather(2, rows[:, None, :, None].expand(x.shape))
         return Jitter(self.deviation)(shifted, u)
 
 
 @dataclass(frozen=True, eq=False)
 class MaskedWindow:
-    """The weak view with another amplitude, and a band of time and one of subcarriers set to 0, the mean.
+    """The weak view with another amplitude, and with a band of time and a band of subcarriers set to 0, the mean.
 
-    The amplitude is scaled by s from 1 − gain to 1 + gain before standardisation, which afterwards is
-    s·x + (s − 1)·`offset`, with `offset` the mean in deviations.
+    Before standardisation the amplitude would be multiplied by s, from 1 − gain to 1 + gain. On standardised samples
+    this is s·x + (s − 1)·`offset`, where `offset` is the mean divided by the standard deviation.
     """
 
     weak: Window
@@ -321,12 +344,13 @@ class MaskedWindow:
     offset: Tensor | None
 
     @property
-    def numbers(self) -> int:
-        return self.weak.numbers + 5
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
+        return self.weak.num_draws + 5
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
-        strong_draws = u[:, self.weak.numbers :]
+        strong_draws = u[:, self.weak.num_draws :]
         scale = (1 + self.gain * (2 * strong_draws[:, 0] - 1)).to(x.dtype)[:, None, None, None]
         out = scale * self.weak(x, u)
         if self.offset is not None:
@@ -336,7 +360,7 @@ class MaskedWindow:
         return out.masked_fill(time | subcarriers, 0)
 
     def _inside(self, u: Tensor, v: Tensor, length: int) -> Tensor:
-        """Whether each position `[n, length]` is in the row's band, of any width up to `band` of the length."""
+        """Whether each position `[n, length]` is in the row's band, whose width is at most `band` of the length."""
         width = whole(u, round(self.band * length) + 1)
         start = whole(v, length - width + 1)
         position = torch.arange(length, device=u.device)
@@ -346,33 +370,37 @@ class MaskedWindow:
 # --- images -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FlipCrop:
-    """Mirrored left to right half of the time, and shifted both ways by at most `crop` of the side, with reflection."""
+    """Mirrors an image left to right with probability ½, and shifts it on both axes by at most `crop` of its side.
+
+    The border is filled by reflection.
+    """
 
     flip: bool
     crop: float
 
     @property
-    def numbers(self) -> int:
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
         return 3
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
         height, width = x.shape[2:]
-        rows, columns = self._places(u[:, 1], height), self._places(u[:, 2], width)
+        rows, columns = self._source_pixels(u[:, 1], height), self._source_pixels(u[:, 2], width)
         if self.flip:
             columns = torch.where(u[:, :1] < 0.5, width - 1 - columns, columns)
         pixel = rows[:, :, None] * width + columns[:, None, :]
         return x.flatten(2).gather(2, pixel.flatten(1)[:, None].expand(-1, x.shape[1], -1)).reshape(x.shape)
 
-    def _places(self, u: Tensor, side: int) -> Tensor:
-        """Where each pixel of a side comes from, `[n, side]`."""
-        most = round(self.crop * side)
-        position = torch.arange(side, device=u.device) + (whole(u, 2 * most + 1) - most)[:, None]
+    def _source_pixels(self, u: Tensor, side: int) -> Tensor:
+        """The position from which each pixel of a side is taken, `[n, side]`."""
+        largest_shift = round(self.crop * side)
+        position = torch.arange(side, device=u.device) + (whole(u, 2 * largest_shift + 1) - largest_shift)[:, None]
         return (side - 1) - ((side - 1) - position.abs()).abs()
 
 
 def grey(levels: Tensor) -> Tensor:
-    """Brightness `[n, h, w]` as a level, in whole numbers: the same in any batch."""
+    """The brightness `[n, h, w]` as a level, computed in whole numbers, so that it is the same in any batch."""
     if levels.shape[1] == 1:
         return levels[:, 0].int()
     red, green, blue = levels.int().unbind(1)
@@ -380,40 +408,40 @@ def grey(levels: Tensor) -> Tensor:
 
 
 def autocontrast(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
-    """Each channel's darkest level to 0 and its brightest to 255."""
+    """Stretch each channel so that its darkest level becomes 0 and its brightest 255."""
     low, high = (edge[..., None].float() for edge in levels.flatten(2).aminmax(dim=2))
     return torch.where(high > low, (255 * (table - low) / (high - low)).floor(), table)
 
 
 def equalize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
-    """Each channel's levels made equally frequent, as nearly as whole levels can be."""
+    """Make the levels of each channel as equally frequent as whole levels can be."""
     values = levels.flatten(2).long()
-    ones = torch.ones(1, dtype=torch.int64, device=levels.device).expand(values.shape)
-    counts = torch.zeros(table.shape, dtype=torch.int64, device=levels.device).scatter_add_(2, values, ones)
+    unit_counts = torch.ones(1, dtype=torch.int64, device=levels.device).expand(values.shape)
+    counts = torch.zeros(table.shape, dtype=torch.int64, device=levels.device).scatter_add_(2, values, unit_counts)
     brightest = counts.gather(2, values.amax(2, keepdim=True))
     step = (values.shape[2] - brightest) // 255
-    below = counts.cumsum(2) - counts
-    return torch.where(step > 0, ((step // 2 + below) // step.clamp(min=1)).float(), table)
+    cumulative = counts.cumsum(2) - counts
+    return torch.where(step > 0, ((step // 2 + cumulative) // step.clamp(min=1)).float(), table)
 
 
 def solarize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
-    """Bright levels inverted; the more, the lower the threshold."""
+    """Invert the bright levels; the larger the amount, the lower the threshold."""
     return torch.where(table < 256 * (1 - amount.abs()), table, 255 - table)
 
 
 def posterize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
-    """The lowest bits taken away."""
+    """Remove the lowest bits."""
     size = 2 ** (POSTERIZE * amount.abs()).round()
     return (table / size).floor() * size
 
 
 def brightness(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
-    """Away from black, or towards it."""
+    """Move levels away from black, or towards it."""
     return table * (1 + ENHANCE * amount)
 
 
 def contrast(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
-    """Away from the image's mean brightness, or towards it."""
+    """Move levels away from the image's mean brightness, or towards it."""
     shades = grey(levels).flatten(1)
     pixels = shades.shape[1]
     middle = ((shades.sum(1) + pixels // 2) // pixels)[:, None, None]
@@ -421,7 +449,8 @@ def contrast(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
 
 
 Table = Callable[[Tensor, Tensor, Tensor], Tensor]
-TABLES: dict[str, Table] = {  # what becomes of each level of each channel
+"""A function of images `levels [n, c, h, w]`, the identity `table [n, c, 256]` and `amount [n, 1, 1]` to a new table."""
+TABLES: dict[str, Table] = {  # operations that map each level of each channel to another level
     "autocontrast": autocontrast,
     "equalize": equalize,
     "solarize": solarize,
@@ -435,7 +464,7 @@ OPERATIONS = (*GREY_OPERATIONS, "color")
 
 
 def matrices(operation: Tensor, amount: Tensor, height: int, width: int) -> Tensor:
-    """Affine maps `[n, 2, 3]` of pixels, from where they are to where they go. Rotation and shear are about the centre."""
+    """Affine maps `[n, 2, 3]` from the old to the new position of pixels. Rotation and shear are about the centre."""
 
     def only(name: str, most: float) -> Tensor:
         return torch.where(operation == OPERATIONS.index(name), most * amount, 0)
@@ -450,9 +479,16 @@ def matrices(operation: Tensor, amount: Tensor, height: int, width: int) -> Tens
 
 
 def apply(levels: Tensor, operation: Tensor, amount: Tensor, fill: Tensor) -> Tensor:
-    """One operation on each image: levels 0 … 255 in bytes `[n, c, h, w]`, `operation [n]` of `OPERATIONS`.
+    """Apply one operation to each image.
 
-    `amount [n]` from −1 to 1 is the sign and the share of the most; `fill [c, 1, 1]`, in levels, comes in from outside.
+    Args:
+        levels: Images `[n, c, h, w]` of bytes.
+        operation: `[n]`, the index of each image's operation in `OPERATIONS`.
+        amount: `[n]`, from −1 to 1: the sign and the share of the largest change.
+        fill: `[c, 1, 1]`, the levels of pixels that come from outside an image.
+
+    Returns:
+        The changed images.
     """
     from kornia.enhance import adjust_saturation_with_gray_subtraction, sharpness
     from kornia.geometry.transform import warp_affine
@@ -460,36 +496,36 @@ def apply(levels: Tensor, operation: Tensor, amount: Tensor, fill: Tensor) -> Te
     out = levels.clone()
 
     def rows(*names: str) -> Tensor:
-        wanted = torch.tensor([OPERATIONS.index(name) for name in names], device=levels.device)
-        return torch.isin(operation, wanted).nonzero()[:, 0]
+        codes = torch.tensor([OPERATIONS.index(name) for name in names], device=levels.device)
+        return torch.isin(operation, codes).nonzero()[:, 0]
 
     for name, make in TABLES.items():
-        chosen = rows(name)
-        if len(chosen):
-            part = levels[chosen]
+        selected = rows(name)
+        if len(selected):
+            part = levels[selected]
             table = torch.arange(256.0, device=levels.device).repeat(*part.shape[:2], 1)
-            table = make(part, table, amount[chosen][:, None, None]).round().clamp(0, 255).byte()
-            out[chosen] = table.gather(2, part.flatten(2).long()).reshape(part.shape)
+            table = make(part, table, amount[selected][:, None, None]).round().clamp(0, 255).byte()
+            out[selected] = table.gather(2, part.flatten(2).long()).reshape(part.shape)
     for name, blend in (("color", adjust_saturation_with_gray_subtraction), ("sharpness", sharpness)):
-        chosen = rows(name)
-        if len(chosen):
-            blended = blend(levels[chosen].float() / 255, 1 + ENHANCE * amount[chosen])
-            out[chosen] = (255 * blended).round_().byte()
-    chosen = rows(*WARPS)
-    if len(chosen):
+        selected = rows(name)
+        if len(selected):
+            blended = blend(levels[selected].float() / 255, 1 + ENHANCE * amount[selected])
+            out[selected] = (255 * blended).round_().byte()
+    selected = rows(*WARPS)
+    if len(selected):
         height, width = levels.shape[2:]
-        moves = matrices(operation[chosen], amount[chosen], height, width)
-        warped = warp_affine(levels[chosen] - fill, moves, (height, width)) + fill  # it fills with 0
-        out[chosen] = warped.round_().clamp_(0, 255).byte()
+        moves = matrices(operation[selected], amount[selected], height, width)
+        warped = warp_affine(levels[selected] - fill, moves, (height, width)) + fill  # kornia fills with 0
+        out[selected] = warped.round_().clamp_(0, 255).byte()
     return out
 
 
 @dataclass(frozen=True, eq=False)
 class RandAugment:
-    """The weak view, then `count` operations drawn for each sample, of one magnitude and random sign, then cutout.
+    """The weak view, then `count` random operations of one magnitude and random sign, then cutout.
 
-    Samples are taken back to 256 levels by `mean` and `std` and are standardised again at the end; `fill` is what comes
-    in from outside an image. All are `[c]`.
+    Samples are converted to 256 levels by `mean` and `std`, and are standardised again at the end. `fill` has the
+    values of pixels from outside an image. All three are `[c]`.
     """
 
     weak: FlipCrop
@@ -501,27 +537,28 @@ class RandAugment:
     fill: Tensor
 
     @property
-    def numbers(self) -> int:
-        return self.weak.numbers + 2 + 2 * self.count
+    def num_draws(self) -> int:
+        """The number of random draws that one sample needs."""
+        return self.weak.num_draws + 2 + 2 * self.count
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
         mean, std, fill = (t.to(x.device, torch.float32)[:, None, None] for t in (self.mean, self.std, self.fill))
-        strong_draws = u[:, self.weak.numbers :]
+        strong_draws = u[:, self.weak.num_draws :]
         levels = self.weak(x, u).float().mul_(255 * std).add_(255 * mean).round_().clamp_(0, 255).byte()
         fill = (255 * fill).round().clamp(0, 255)
         operations = len(OPERATIONS if x.shape[1] == 3 else GREY_OPERATIONS)
         for step in range(self.count):
-            which, sign = strong_draws[:, 2 + 2 * step], strong_draws[:, 3 + 2 * step]
-            amount = torch.where(sign < 0.5, -1.0, 1.0) * (self.magnitude / MAGNITUDES)
-            levels = apply(levels, whole(which, operations), amount, fill)
+            operation_draws, sign_draws = strong_draws[:, 2 + 2 * step], strong_draws[:, 3 + 2 * step]
+            amount = torch.where(sign_draws < 0.5, -1.0, 1.0) * (self.magnitude / MAGNITUDES)
+            levels = apply(levels, whole(operation_draws, operations), amount, fill)
         if self.cutout:
             rows, columns = self._near(strong_draws[:, 0], x.shape[2]), self._near(strong_draws[:, 1], x.shape[3])
             levels = torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill.byte(), levels)
         return levels.float().div_(255).sub_(mean).div_(std).to(x.dtype)
 
     def _near(self, u: Tensor, side: int) -> Tensor:
-        """Whether each position `[n, side]` is within the square around the pixel that was drawn; it may reach outside."""
+        """Whether each position `[n, side]` is in the square around the drawn pixel, which may reach over the border."""
         size = round(self.cutout * side)
         start = whole(u, side)[:, None] - size // 2
         position = torch.arange(side, device=u.device)

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 from their official Python archives, as a folder or as the .tar.gz itself.
 
-The archives are pickles, and a pickle can run any code. Ours is read by an unpickler that knows lists, text, numbers and
-a stand-in for a NumPy array, and nothing else: not even NumPy sees what the file says.
+The archives are pickles, and a pickle can run any code. They are read by an unpickler that allows nothing but lists,
+text, numbers and a stand-in for NumPy arrays; not even NumPy is called with a file's content.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _Refused(pickle.UnpicklingError):
     pass
 
 
-class _Kind:
-    """Stands in for `numpy.dtype`; only bytes are wanted here."""
+class _ByteType:
+    """Stands in for `numpy.dtype`, and accepts bytes only."""
 
-    def __init__(self, code: str | bytes, *rest: object) -> None:
+    def __init__(self, code: str | bytes, *options: object) -> None:
         if code not in ("u1", b"u1", "|u1", b"|u1"):
             raise _Refused(f"an array of {code!r}")
 
@@ -45,7 +45,7 @@ class _Array:
     raw: bytes = b""
     fortran: bool = False
 
-    def __setstate__(self, state: tuple[int, tuple[int, ...], _Kind, bool, bytes]) -> None:
+    def __setstate__(self, state: tuple[int, tuple[int, ...], _ByteType, bool, bytes]) -> None:
         _, self.shape, _, self.fortran, self.raw = state
 
     def array(self) -> np.ndarray:
@@ -69,7 +69,7 @@ class _Unpickler(pickle.Unpickler):
         ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
         ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): _Kind,
+        ("numpy", "dtype"): _ByteType,
         ("_codecs", "encode"): _latin1,  # how Python 3 writes bytes in the official files' protocol
     }
 
@@ -80,20 +80,28 @@ class _Unpickler(pickle.Unpickler):
             raise _Refused(f"{module}.{name}") from None
 
 
-def read_batch(raw: bytes, where: str) -> dict[str, Any]:
-    """The dictionary in one CIFAR file."""
+def read_batch(raw: bytes, source: str) -> dict[str, Any]:
+    """The dictionary in one CIFAR file.
+
+    Args:
+        raw: The content of the file.
+        source: What errors call the file.
+
+    Returns:
+        The entries by name.
+    """
     try:
         batch = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
     except _Refused as error:
         raise ProtofedError(
-            f"{where}: refused: it asks for {error}; a CIFAR file holds byte arrays, lists, numbers and text only"
+            f"{source}: refused: it asks for {error}; a CIFAR file holds byte arrays, lists, numbers and text only"
         ) from None
     except Exception as error:  # a damaged pickle may fail in any way
         raise ProtofedError(
-            f"{where}: not a CIFAR file, or damaged ({type(error).__name__}: {first_line(error)})"
+            f"{source}: not a CIFAR file, or damaged ({type(error).__name__}: {first_line(error)})"
         ) from None
     if not isinstance(batch, dict):
-        raise ProtofedError(f"{where}: expected a dictionary, got {type(batch).__name__}")
+        raise ProtofedError(f"{source}: expected a dictionary, got {type(batch).__name__}")
     return {_text(key): value for key, value in batch.items()}
 
 
@@ -115,21 +123,22 @@ class CifarSource(DataSource):
     path: str | None = None
 
     def read(self) -> Dataset:
-        where, content = self.open()
-        train, test = (self.part(names, where, content) for names in self.files)
+        root, content = self.open()
+        train, test = (self.part(names, root, content) for names in self.files)
         names: tuple[str, ...] = ()
         if self.meta[0] in content:
-            listed_names = read_batch(content[self.meta[0]], f"{where}/{self.meta[0]}").get(self.meta[1])
+            listed_names = read_batch(content[self.meta[0]], f"{root}/{self.meta[0]}").get(self.meta[1])
             if isinstance(listed_names, list) and len(listed_names) == self.classes:
                 names = tuple(map(_text, listed_names))
         return Dataset.from_arrays(
             *train, *test, num_classes=self.classes, class_names=names, name=self.name, flips=True
         )
 
-    def part(self, names: tuple[str, ...], where: Path, content: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
+    def part(self, names: tuple[str, ...], root: Path, content: dict[str, bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """The images and labels of the training or the test part."""
         images, labels = [], []
         for name in names:
-            file = f"{where}/{name}"
+            file = f"{root}/{name}"
             if name not in content:
                 raise ProtofedError(f"{self.name}: {file} is missing; expected {listed(sum(self.files, ()))} there")
             batch = read_batch(content[name], file)
@@ -143,35 +152,35 @@ class CifarSource(DataSource):
         return np.concatenate(images), np.concatenate(labels)
 
     def open(self) -> tuple[Path, dict[str, bytes]]:
-        """Where the files are, and the content of each."""
+        """The folder or archive with the files, and the content of each file."""
         roots = places(self.name, self.path)
-        wanted = {self.meta[0], *sum(self.files, ())}
+        names = {self.meta[0], *sum(self.files, ())}
         for root in roots:
             for folder in (root / self.folder, root):
                 if (folder / self.files[0][0]).is_file():
-                    files = {name: folder / name for name in wanted if (folder / name).is_file()}
+                    files = {name: folder / name for name in names if (folder / name).is_file()}
                     try:
                         return folder, {name: path.read_bytes() for name, path in files.items()}
                     except OSError as error:
                         raise ProtofedError(f"{folder}: unreadable ({first_line(error)})") from None
             for archive in (root, root / self.archive):
                 if archive.is_file():
-                    return archive, _members(archive, wanted)
+                    return archive, _members(archive, names)
         raise ProtofedError(
             f"{self.name}: no {self.archive} and no folder {self.folder} in {listed(roots)}; "
             f"download https://www.cs.toronto.edu/~kriz/{self.archive} into it or name the file with path="
         )
 
 
-def _members(archive: Path, wanted: set[str]) -> dict[str, bytes]:
+def _members(archive: Path, names: set[str]) -> dict[str, bytes]:
     content = {}
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
-                name = PurePosixPath(member.name).name
-                stream = tar.extractfile(member) if member.isfile() and name in wanted else None
+                member_name = PurePosixPath(member.name).name
+                stream = tar.extractfile(member) if member.isfile() and member_name in names else None
                 if stream is not None:
-                    content[name] = stream.read()
+                    content[member_name] = stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise ProtofedError(f"{archive}: not a tar archive, or damaged ({first_line(error)})") from None
     return content

@@ -1,8 +1,8 @@
 """Wi-Fi captures: channel state information cut into windows of amplitudes, labelled by a manifest.
 
-The framing of each format is walked here, packet by packet, so that a capture of any size passes through in the memory
-of one window and damage is known by its byte. What is inside a sound packet is decoded by csiread, which reads past the
-end of a broken one.
+This module follows the framing of each format, packet by packet, so that a capture of any size needs the memory of one
+window, and damage is reported with its byte. The content of an intact packet is decoded by csiread, which would read
+past the end of a broken one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Bandwidth = Literal[20, 40, 80]
 Chip = Literal["43455c0", "4339", "4358", "4366c0"]
 
 TONES: dict[int, tuple[Bandwidth, int, int]] = {64: (20, 1, 28), 128: (40, 2, 58), 256: (80, 2, 122)}
-"""By length of the Fourier transform: MHz, and the first and last used subcarrier on either side of the centre."""
+"""By length of the Fourier transform: the bandwidth in MHz, and the first and last used subcarrier on each side."""
 
 
 class Damaged(Exception):
-    """A capture cannot be read from this byte on."""
+    """A capture cannot be read beyond this byte."""
 
-    def __init__(self, offset: int, what: str) -> None:
-        super().__init__(f"damaged at byte {offset:,}: {what}")
+    def __init__(self, offset: int, problem: str) -> None:
+        super().__init__(f"damaged at byte {offset:,}: {problem}")
 
 
 @register("csi")
@@ -51,51 +51,51 @@ class CSI(DataSource):
 
     manifest: str
     window: int = 1000
-    """Packets of a sample."""
+    """The number of packets in a sample."""
     step: int | None = None
-    """Packets from the start of a window to the next; without it windows do not overlap."""
+    """The number of packets from the start of a window to the next; by default windows do not overlap."""
     every: int = 1
     """Keep every n-th packet."""
     scale: Literal["none", "packet"] = "none"
     """`packet` undoes the receiver's gain control: each packet has mean square 1 over its subcarriers."""
     chip: Chip = "43455c0"
-    """Of Nexmon captures; 43455c0 is in the Raspberry Pi 3B+, 4 and 5."""
+    """The chip of Nexmon captures; 43455c0 is in the Raspberry Pi 3B+, 4 and 5."""
     bandwidth: Bandwidth | None = None
-    """Of Nexmon captures, in MHz: pass over packets of another one. Without it there must be only one."""
+    """The bandwidth of Nexmon captures in MHz; other packets are skipped. By default a capture must have only one."""
     damaged: Literal["error", "keep"] = "error"
-    """`keep` takes what comes before the damage, with a warning."""
+    """`keep` uses the packets before the damage, with a warning."""
     test_session: str | int | None = None
-    """The session that is the test part; without it there is none."""
+    """The session that is the test part; by default there is no test part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what, value in (("window", self.window), ("step", self.step), ("every", self.every)):
+        for key, value in (("window", self.window), ("step", self.step), ("every", self.every)):
             if value is not None and value < 1:
-                raise ValueError(f"{what} must be at least 1, got {value}")
+                raise ValueError(f"{key} must be at least 1, got {value}")
 
     def read(self) -> Dataset:
         path = Path(self.manifest).expanduser()
         captures = read_manifest(path)
-        tested = [self.is_test(capture, captures, path) for capture in captures]
+        test_flags = [self.is_test(capture, captures, path) for capture in captures]
         parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
         labels: dict[bool, list[int]] = {False: [], True: []}
         rooms: dict[bool, list[str]] = {False: [], True: []}
-        first: tuple[Path, int] | None = None
-        for capture, test in zip(captures, tested, strict=True):
+        reference: tuple[Path, int] | None = None
+        for capture, test in zip(captures, test_flags, strict=True):
             windows = self.windows(capture.file)
             if not windows:
                 continue
-            first = first or (capture.file, windows[0].shape[1])
-            if windows[0].shape[1] != first[1]:
+            reference = reference or (capture.file, windows[0].shape[1])
+            if windows[0].shape[1] != reference[1]:
                 raise ProtofedError(
-                    f"{capture.file}: {windows[0].shape[1]} subcarriers, {first[0]} has {first[1]}; "
+                    f"{capture.file}: {windows[0].shape[1]} subcarriers, {reference[0]} has {reference[1]}; "
                     "captures of one data set must have equally many"
                 )
             parts[test] += windows
             labels[test] += [capture.people] * len(windows)
             rooms[test] += [capture.room] * len(windows)
         for test, part in ((False, "training"), (True, "test")):
-            if not parts[test] and (not test or any(tested)):
+            if not parts[test] and (not test or any(test_flags)):
                 raise ProtofedError(f"{path}: no window of {self.window} packets for the {part} part")
         has_test = bool(parts[True])
         classes = max(labels[False] + labels[True]) + 1
@@ -114,6 +114,7 @@ class CSI(DataSource):
         )
 
     def is_test(self, capture: Capture, captures: list[Capture], manifest: Path) -> bool:
+        """Whether a capture belongs to the test part."""
         if self.test_session is None:
             return False
         sessions = sorted({c.session for c in captures if c.session is not None})
@@ -123,7 +124,7 @@ class CSI(DataSource):
         return capture.session == str(self.test_session)
 
     def windows(self, file: Path) -> list[np.ndarray]:
-        """Amplitudes `[window, subcarriers]`, one array a window, of one capture."""
+        """The windows of one capture: amplitudes `[window, subcarriers]`."""
         windows: list[np.ndarray] = []
         try:
             windows.extend(cut(self.packets(file), self.window, self.step or self.window, self.every))
@@ -138,7 +139,7 @@ class CSI(DataSource):
         return windows
 
     def packets(self, file: Path) -> Iterator[np.ndarray]:
-        """The amplitudes `[subcarriers]` of each packet, null subcarriers left out, as the file is read."""
+        """The amplitudes `[subcarriers]` of each packet, without null subcarriers, while the file is read."""
         reader = READERS.get(file.suffix.lower())
         if reader is None:
             raise ProtofedError(f"{file}: a capture ends in {listed(READERS)}")
@@ -165,25 +166,35 @@ class CSI(DataSource):
 
 
 def cut(packets: Iterator[np.ndarray], window: int, step: int, every: int) -> Iterator[np.ndarray]:
-    """Windows `[window, subcarriers]` of a stream of packets; what is left at the end is too short for one."""
+    """Cut a stream of packets into windows `[window, subcarriers]`. A remainder that is too short is dropped.
+
+    Args:
+        packets: The amplitudes of each packet.
+        window: The number of packets in a window.
+        step: The number of packets from the start of a window to the next.
+        every: Use every n-th packet only.
+
+    Returns:
+        The windows, one after another.
+    """
     buffer = np.empty((0, 0), np.float32)
-    filled = 0  # below 0: packets to pass over before the next window
+    position = 0  # in the window; below 0, packets are skipped before the next window
     for number, packet in enumerate(packets):
         if number % every:
             continue
         if not number:
             buffer = np.empty((window, len(packet)), np.float32)
-        if filled >= 0:
-            buffer[filled] = packet
-        filled += 1
-        if filled == window:
+        if position >= 0:
+            buffer[position] = packet
+        position += 1
+        if position == window:
             yield buffer.copy()
             buffer[: max(window - step, 0)] = buffer[step:].copy()
-            filled = window - step
+            position = window - step
 
 
 def _gathered(windows: list[np.ndarray]) -> Tensor:
-    """One tensor `[n, 1, window, subcarriers]`. The list is emptied on the way, so that nothing is held twice."""
+    """One tensor `[n, 1, window, subcarriers]`. The list is emptied meanwhile, so that no window is in memory twice."""
     x = torch.empty((len(windows), 1, *windows[0].shape))
     for row in reversed(range(len(windows))):
         x[row, 0] = torch.from_numpy(windows.pop())
@@ -194,6 +205,8 @@ def _gathered(windows: list[np.ndarray]) -> Tensor:
 
 
 class Capture(NamedTuple):
+    """One row of a manifest."""
+
     file: Path
     room: str
     people: int
@@ -201,7 +214,7 @@ class Capture(NamedTuple):
 
 
 def read_manifest(path: Path) -> list[Capture]:
-    """The captures a manifest names; their paths are relative to it."""
+    """The captures that a manifest names. Their paths are relative to the manifest."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             table = csv.DictReader(stream, skipinitialspace=True)
@@ -221,18 +234,18 @@ def read_manifest(path: Path) -> list[Capture]:
 
 
 def _capture(manifest: Path, line: int, row: dict[str, Any]) -> Capture:
-    where = f"{manifest} line {line}"
+    source = f"{manifest} line {line}"
     if None in row:
-        raise ProtofedError(f"{where}: more values than columns")
+        raise ProtofedError(f"{source}: more values than columns")
     values = {name: (value or "").strip() for name, value in row.items()}
     for name in ("file", "room"):
         if not values[name]:
-            raise ProtofedError(f"{where}: no {name}")
+            raise ProtofedError(f"{source}: no {name}")
     if not values["people"].isascii() or not values["people"].isdigit():
-        raise ProtofedError(f"{where}: people={values['people']!r}: expected a whole number, 0 or more")
+        raise ProtofedError(f"{source}: people={values['people']!r}: expected a whole number, 0 or more")
     file = manifest.parent / Path(values["file"]).expanduser()
     if not file.is_file():
-        raise ProtofedError(f"{where}: no file {file}")
+        raise ProtofedError(f"{source}: no file {file}")
     return Capture(file, values["room"], int(values["people"]), values.get("session") or None)
 
 
@@ -240,24 +253,33 @@ def _capture(manifest: Path, line: int, row: dict[str, Any]) -> Capture:
 
 
 def used(tones: int, low: int, high: int) -> np.ndarray:
-    """The bins of the used subcarriers, ascending in frequency, of a Fourier transform that begins at the centre."""
+    """The bins of the used subcarriers in ascending frequency.
+
+    Args:
+        tones: The length of the Fourier transform, whose first bin is the centre.
+        low: The first used subcarrier on each side of the centre.
+        high: The last one.
+
+    Returns:
+        The bins. `used(64, 1, 28)` has 56.
+    """
     side = np.arange(low, high + 1)
     return np.concatenate([-side[::-1], side]) % tones
 
 
-_PCAP = {  # how a file begins: byte order, fractions of a second
+_PCAP = {  # magic bytes: byte order, fractions of a second
     b"\xd4\xc3\xb2\xa1": ("<", 10**6),
     b"\xa1\xb2\xc3\xd4": (">", 10**6),
     b"\x4d\x3c\xb2\xa1": ("<", 10**9),
     b"\xa1\xb2\x3c\x4d": (">", 10**9),
 }
-_LONGEST = 262_144  # what capture tools limit a packet to
+_LONGEST = 262_144  # the longest packet that capture tools write
 
 
 def _nexmon(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[np.ndarray]:
     """pcap with Nexmon's UDP packets: 42 bytes of headers, 18 of its own, 4 for each subcarrier.
 
-    Of several cores and spatial streams, which come in packets of their own, the first packet's are kept.
+    Several cores and spatial streams have packets of their own; only those of the first packet's core and stream are used.
     """
     head = stream.read(24)
     if head[:4] == b"\x0a\x0d\x0d\x0a":
@@ -268,7 +290,7 @@ def _nexmon(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator
     (link,) = struct.unpack(f"{order}I", head[20:])
     if link != 1:
         raise ProtofedError(f"{file}: link type {link}; expected Ethernet (1), as Nexmon's packets are")
-    at, reader, chosen, keep = 24, None, (0, b""), np.empty(0, int)
+    at, reader, stream_id, keep = 24, None, (0, b""), np.empty(0, int)
     while header := stream.read(16):
         if len(header) < 16:
             raise Damaged(at, "cut off within a packet's header")
@@ -282,23 +304,23 @@ def _nexmon(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator
         start, at = at, at + 16 + length
         if frame[6:12] != b"NEXMON":
             continue
-        tones, rest = divmod(len(body) - 18, 4)
-        if rest or tones not in TONES or body[:2] != b"\x11\x11":
+        tones, remainder = divmod(len(body) - 18, 4)
+        if remainder or tones not in TONES or body[:2] != b"\x11\x11":
             raise Damaged(start, f"not a packet of Nexmon's: {len(body):,} bytes that begin {body[:2].hex()!r}")
         bandwidth, low, high = TONES[tones]
         if source.bandwidth not in (None, bandwidth):
             continue
         if reader is None:
-            # Newer firmware puts signal strength and frame control in place of half the mark.
-            kind = csiread.Nexmon if body[:4] == b"\x11" * 4 else csiread.NexmonPull46
-            reader = kind(None, chip=source.chip, bw=bandwidth, if_report=False)
-            chosen, keep = (tones, body[12:14]), used(tones, low, high)
-        if tones != chosen[0]:
+            # Newer firmware has signal strength and frame control in half of the magic bytes.
+            reader_class = csiread.Nexmon if body[:4] == b"\x11" * 4 else csiread.NexmonPull46
+            reader = reader_class(None, chip=source.chip, bw=bandwidth, if_report=False)
+            stream_id, keep = (tones, body[12:14]), used(tones, low, high)
+        if tones != stream_id[0]:
             raise ProtofedError(
-                f"{file}: packets of {TONES[chosen[0]][0]} MHz and, at byte {start:,}, of {bandwidth} MHz; "
+                f"{file}: packets of {TONES[stream_id[0]][0]} MHz and, at byte {start:,}, of {bandwidth} MHz; "
                 "choose with bandwidth="
             )
-        if body[12:14] != chosen[1]:
+        if body[12:14] != stream_id[1]:
             continue
         if reader.pmsg(body) is None:
             raise Damaged(start, f"not a packet of Nexmon's: it begins {body[:4].hex()!r}")
@@ -306,7 +328,10 @@ def _nexmon(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator
 
 
 def _intel(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[np.ndarray]:
-    """Records of length (2 bytes), code (1) and body. Every receive antenna's 30 subcarriers of the first stream."""
+    """Records of length (2 bytes), code (1 byte) and body. A packet has 30 subcarriers of every receive antenna.
+
+    Only the first transmitted stream is used.
+    """
     reader = csiread.Intel(None, nrxnum=3, ntxnum=3, if_report=False)
     at = 0
     antennas: list[int] | None = None
@@ -342,8 +367,10 @@ _LEGACY = np.concatenate([np.arange(-26, 0), np.arange(1, 27)])
 
 
 def _esp32(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[np.ndarray]:
-    """Lines of the ESP32 CSI tool; other lines, such as its messages, are passed over. The legacy training field's
-    52 subcarriers, which come first in every packet."""
+    """Lines of the ESP32 CSI tool; other lines, such as its messages, are skipped.
+
+    A packet has the 52 subcarriers of the legacy training field, which come first in every line.
+    """
     reader = csiread.ESP32(None, if_report=False)
     at = 0
     while line := stream.readline(_LONGEST):
@@ -359,14 +386,14 @@ def _esp32(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[
             reader.pmsg(",".join([*fields[:25], f"[{' '.join(values)} ]"]))
         except (ValueError, IndexError) as error:
             raise Damaged(start, first_line(error)) from None
-        # With a second channel the centre is in the middle, without one it comes first.
+        # With a second channel the centre is in the middle, otherwise it is the first value.
         yield np.abs(reader.csi[0, _LEGACY % 64 if fields[17].strip() == "0" else _LEGACY + 32])
 
 
 def _picoscenes(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iterator[np.ndarray]:
-    """Frames of segments. csiread takes PicoScenes only from a file's start, so the sound part is held in memory.
+    """Frames of segments. csiread reads PicoScenes from a file's start only, so the intact part is held in memory.
 
-    Every receive antenna's subcarriers of the first stream.
+    A packet has the subcarriers of every receive antenna for the first stream.
     """
     count = at = 0
     damage: Damaged | None = None
@@ -389,7 +416,7 @@ def _picoscenes(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iter
         reader = csiread.Picoscenes(None, {"CSI": shape}, if_report=False, bufsize=number)
         try:
             reader.seek(str(file), 0, number)
-        except (ArithmeticError, LookupError, ValueError) as error:  # a frame's own numbers make no sense
+        except (ArithmeticError, LookupError, ValueError) as error:  # the sizes in a frame are inconsistent
             raise ProtofedError(f"{file}: csiread could not read a frame ({first_line(error)})") from None
         return reader.raw["CSI"]
 
@@ -408,7 +435,7 @@ def _picoscenes(source: CSI, file: Path, stream: BinaryIO, csiread: Any) -> Iter
 
 
 def _segments(body: bytes, number: int) -> bool:
-    """Do so many segments fit into a frame, and is one of them channel state information?"""
+    """Whether a frame holds `number` whole segments, and one of them is channel state information."""
     at, names = 0, []
     for _ in range(number):
         if at + 5 > len(body):

@@ -4,9 +4,10 @@ The channel of subcarrier frequency f at time t is a sum over paths (docs/wifi-c
 
     H(f, t) = Σ_l a_l · exp(−j2πf τ_l) + Σ_p Σ_i a_pi(t) · exp(−j2πf τ_pi(t)) + noise,
 
-the first sum over what stands still (direct path, walls, furniture), the second over people and the ways from a person
-to the receiver. A receiver's gain control then scales each packet; the data set holds amplitudes, as captures do.
-Each window has random streams of its own, so asking for more windows, fewer rooms or fewer people leaves the others.
+where the first sum is over static paths (direct path, walls, furniture), and the second over people and the paths from
+a person to the receiver. The receiver's gain control then scales each packet; the data set holds amplitudes, as
+captures do. Each window has random streams of its own, so another number of windows, rooms or people does not change
+the others.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ LIGHT = 299_792_458.0  # m/s
 CARRIER = 5.21e9  # Hz: channel 42 of the 5 GHz band
 SPACING = 312.5e3  # Hz between neighbouring subcarriers
 EDGE = 122  # the outermost of the 242 used subcarriers of 80 MHz
-BODY = 0.12  # m: what a person scatters, as an amplitude: a cross-section of about 0.18 m²
-SHADOW = 0.5  # m: how wide a person stands in the way of a path
+BODY = 0.12  # m: the scattering amplitude of a person, for a cross-section of about 0.18 m²
+SHADOW = 0.5  # m: the width by which a person blocks a path
 JITTER = 0.01  # relative deviation of the gain from packet to packet
 
 
 class Room(NamedTuple):
-    """What makes a room a room to a radio. Lengths in metres, from one corner."""
+    """The properties of a room that matter for radio. Lengths are in metres, from one corner."""
 
     name: str
     size: tuple[float, float]
     sender: tuple[float, float]
     receiver: tuple[float, float]
     reflectivity: float
-    """Of the walls: amplitude that comes back."""
+    """The share of the amplitude that the walls reflect."""
     scatterers: int
-    """Pieces of furniture."""
+    """The number of pieces of furniture."""
     speed: float
-    """Of the people, m/s on average."""
+    """The mean speed of the people in m/s."""
     noise: float
-    """dB above the setting `noise`."""
+    """The noise in dB above the setting `noise`."""
     gain: float
     people: tuple[int, int]
-    """Fewest and most."""
+    """The smallest and the largest number of people."""
 
 
 ROOMS = (
@@ -69,24 +70,24 @@ class CSISimulation(DataSource):
     """
 
     rooms: int = 6
-    """The first so many of the six."""
+    """The number of rooms, at most six; the first ones are used."""
     people: int = 20
-    """No room holds more."""
+    """The largest number of people in any room."""
     windows_per_class: int = 16
     packets: int = 200
-    """Of a window."""
+    """The number of packets in a window."""
     subcarriers: int = 64
-    """Evenly spread over 80 MHz."""
+    """The number of subcarriers, evenly spread over 80 MHz."""
     rate: float = 100.0
-    """Packets a second."""
+    """The number of packets per second."""
     noise: float = -30.0
-    """Power of the noise in dB relative to that of the empty room's channel."""
+    """The power of the noise in dB, relative to the power of the empty room's channel."""
     seed: int = 0
-    """Of the simulation alone, so that runs with different seeds share their data."""
+    """The seed of the simulation alone, so that runs with different seeds share their data."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what, value, low, high in (
+        for key, value, low, high in (
             ("rooms", self.rooms, 1, len(ROOMS)),
             ("people", self.people, 1, 20),
             ("windows_per_class", self.windows_per_class, 1, 10_000),
@@ -95,7 +96,7 @@ class CSISimulation(DataSource):
             ("seed", self.seed, 0, 2**63 - 1),
         ):
             if not low <= value <= high:
-                raise ValueError(f"{what} must be from {low} to {high}, got {value}")
+                raise ValueError(f"{key} must be from {low} to {high}, got {value}")
         if not 0 < self.rate < float("inf"):
             raise ValueError(f"rate must be above 0, got {self.rate}")
         if not abs(self.noise) < float("inf"):
@@ -123,29 +124,32 @@ class CSISimulation(DataSource):
 
     @property
     def frequencies(self) -> np.ndarray:
+        """The frequencies of the subcarriers in Hz."""
         return CARRIER + np.linspace(-EDGE, EDGE, self.subcarriers) * SPACING
 
     def windows(self, index: int, people: int) -> np.ndarray:
-        """Amplitudes `[windows_per_class, packets, subcarriers]` of one room with so many people in it."""
+        """Amplitudes `[windows_per_class, packets, subcarriers]` of one room with a number of people in it."""
         room = ROOMS[index]
-        still = self.still(index, people)
+        static = self.still(index, people)
         power = np.mean(np.abs(self.still(index, 0)) ** 2)
         deviation = np.sqrt(power / 2) * 10 ** ((self.noise + room.noise) / 20)
         shape = (self.packets, self.subcarriers)
-        drawn = []
+        windows = []
         for window in range(self.windows_per_class):
-            motion, air = (numpy_stream(self.seed, self.name, what, index, people, window) for what in ("walk", "air"))
-            channel = np.broadcast_to(still, shape)
+            motion, air = (
+                numpy_stream(self.seed, self.name, purpose, index, people, window) for purpose in ("walk", "air")
+            )
+            channel = np.broadcast_to(static, shape)
             if people:
                 body = BODY * motion.uniform(0.8, 1.2, people)
                 paths = scattered(room, self.walk(room, people, motion), body)
                 channel = channel + response(*shadowed(room, people, *paths), self.frequencies)
             channel = channel + deviation * (air.normal(size=shape) + 1j * air.normal(size=shape))
-            drawn.append(controlled(np.abs(channel), room.gain, air))
-        return np.stack(drawn).astype(np.float32)
+            windows.append(controlled(np.abs(channel), room.gain, air))
+        return np.stack(windows).astype(np.float32)
 
     def still(self, index: int, people: int) -> np.ndarray:
-        """What does not move of the channel `[subcarriers]`: direct path, one reflection off each wall, furniture."""
+        """The static part of the channel `[subcarriers]`: direct path, one reflection off each wall, furniture."""
         room = ROOMS[index]
         rng = numpy_stream(self.seed, self.name, "room", index)
         positions = rng.uniform(0.05, 0.95, (room.scatterers, 1, 2)) * room.size
@@ -158,7 +162,7 @@ class CSISimulation(DataSource):
         return response(*shadowed(room, people, amplitude, delay), self.frequencies)[0]
 
     def walk(self, room: Room, people: int, rng: np.random.Generator) -> np.ndarray:
-        """Where people are `[people, packets, 2]`: each at a pace of its own, turning now and then, off the walls."""
+        """The positions of people `[people, packets, 2]`: each walks at its own speed and turns at random."""
         start = rng.uniform(size=(people, 1, 2)) * room.size
         pace = room.speed * rng.uniform(0.6, 1.4, (people, 1))
         turns = np.cumsum(rng.normal(size=(people, self.packets)), axis=1) / np.sqrt(self.rate)
@@ -175,40 +179,58 @@ def images(room: Room) -> np.ndarray:
 
 
 def returned(room: Room) -> np.ndarray:
-    """What of the amplitude is left on the way to each of `images`."""
+    """The share of the amplitude that remains on the path to each of `images`."""
     return np.array([1.0, *[room.reflectivity] * 4])
 
 
 def scattered(room: Room, positions: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Paths by way of things at `places [n, time, 2]`: amplitudes and delays `[5n, time]`."""
+    """Paths by way of objects.
+
+    Args:
+        room: The room.
+        positions: The objects' positions `[n, time, 2]`.
+        sizes: The scattering amplitude of each object.
+
+    Returns:
+        The amplitudes and delays `[5n, time]` of the paths from each object to the receiver and to its mirror images.
+    """
     ends = images(room)[:, None, None]
     outbound = np.linalg.norm(positions - np.array(room.sender), axis=-1)
     onward = np.linalg.norm(positions - ends, axis=-1)
-    near = 0.5  # m: nobody is nearer to an antenna than half a body
+    near = 0.5  # m: the smallest distance of a person to an antenna
     amplitude = returned(room)[:, None, None] * sizes[:, None] / np.maximum(outbound, near) / np.maximum(onward, near)
     delay = (outbound + onward) / LIGHT
     return amplitude.reshape(-1, positions.shape[1]), delay.reshape(-1, positions.shape[1])
 
 
 def shadowed(room: Room, people: int, amplitude: np.ndarray, delay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """People stand in the way of paths, of long ones more often: the average over where they may stand."""
+    """Paths that people block, long ones more often: the average over the positions where people may stand."""
     area = room.size[0] * room.size[1]
     return amplitude * np.exp(-people * SHADOW * LIGHT * delay / area), delay
 
 
 def response(amplitude: np.ndarray, delay: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
-    """Σ a · exp(−j2πfτ) over the paths `[paths, time]`, for evenly spaced frequencies: `[time, frequencies]`."""
-    # From one subcarrier to the next a path turns by the same angle, so one product takes the place of an exponential.
-    turn = np.exp(-2j * np.pi * delay * (frequencies[1] - frequencies[0] if len(frequencies) > 1 else 0))
-    now = amplitude * np.exp(-2j * np.pi * delay * frequencies[0])
+    """The channel Σ a · exp(−j2πfτ) for evenly spaced frequencies.
+
+    Args:
+        amplitude: The amplitudes a `[paths, time]`.
+        delay: The delays τ `[paths, time]`.
+        frequencies: The frequencies f.
+
+    Returns:
+        The channel `[time, frequencies]`.
+    """
+    # From one subcarrier to the next a path's phase turns by the same angle, so a product replaces the exponential.
+    rotation = np.exp(-2j * np.pi * delay * (frequencies[1] - frequencies[0] if len(frequencies) > 1 else 0))
+    term = amplitude * np.exp(-2j * np.pi * delay * frequencies[0])
     result = np.empty((delay.shape[1], len(frequencies)), complex)
     for k in range(len(frequencies)):
-        result[:, k] = now.sum(0)
-        now *= turn
+        result[:, k] = term.sum(0)
+        term *= rotation
     return result
 
 
 def controlled(amplitude: np.ndarray, gain: float, rng: np.random.Generator) -> np.ndarray:
-    """Automatic gain control: each packet `[time, subcarriers]` comes out at nearly the same strength."""
+    """Automatic gain control: each packet `[time, subcarriers]` gets nearly the same strength."""
     strength = np.sqrt(np.mean(amplitude**2, axis=1, keepdims=True))
     return gain * (1 + JITTER * rng.normal(size=strength.shape)) * amplitude / strength

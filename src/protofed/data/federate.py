@@ -1,8 +1,8 @@
 """From a data set and a partition to what each client holds: labelled, unlabelled, validation and test rows.
 
-The four pools of a client are disjoint, and so are the clients. Every draw has a stream of its own, so asking for a
-validation part or for fewer labels leaves the partition and the test rows as they were. The labels that clients and the
-server can reach are those of labelled rows alone: in the shared tensor every other row has none.
+The four pools of a client are disjoint, and so are the clients. Every draw has a stream of its own, so a validation
+part or fewer labels do not change the partition and the test rows. Clients and the server can read the labels of
+labelled rows only: in the shared tensor every other row has none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pool = Literal["own", "open"]
 
 @dataclass(frozen=True)
 class Split:
-    """What each client holds: the settings of `federate`, which explains them."""
+    """The settings of `federate` that say what each client holds; see there."""
 
     test: Test = "central"
     test_share: float = 0.2
@@ -54,7 +54,7 @@ class Split:
             raise ProtofedError(problem)
 
     def _rules(self) -> Iterator[tuple[str, bool]]:
-        """What is wrong with the settings, and whether it is."""
+        """The message of each possible mistake in the settings, and whether it applies."""
         limit, noise = self.unlabelled_limit, self.server_label_noise
         yield f"test_share={self.test_share}: expected a share between 0 and 1", not 0 < self.test_share < 1
         yield (
@@ -81,7 +81,7 @@ class Split:
 
     @property
     def own_limit(self) -> int | None:
-        """How many unlabelled rows of its own classes a client may have; of an open pool, other classes get the rest."""
+        """The most unlabelled rows of its own classes that a client may have; an open pool leaves room for other classes."""
         if self.unlabelled_limit is None or self.unlabelled == "own":
             return self.unlabelled_limit
         return self.unlabelled_limit - int(self.open_share * self.unlabelled_limit + 1e-9)
@@ -104,10 +104,10 @@ def federate(
     unlabelled: Pool = "own",
     open_share: float = 0.5,
 ) -> FederatedData:
-    """Deal a data set to clients.
+    """Distribute a data set over clients.
 
-    Samples that the data set has without labels are dealt evenly on top of the clients' unlabelled rows, up to the limit,
-    unless `labels="all"`.
+    Samples that the data set has without labels are distributed evenly and added to the clients' unlabelled rows, up to
+    the limit, unless `labels="all"`.
 
     Args:
         dataset: the data set.
@@ -115,7 +115,7 @@ def federate(
         clients: the number of clients. It may be left out with the natural partition only: one client for each group id.
         seed: every draw has a stream of its own that follows from the seed and the purpose of the draw.
         test: `"central"` scores a client on the rows of the data set's test part whose class is in its training data; a
-            data set without a test part gives up `test_share` of its training part before it is dealt. `"local"` holds
+            data set without a test part gives up `test_share` of its training part first. `"local"` holds
             out `test_share` of each client's own rows (with the natural partition: the test rows of its own group ids,
             where it has some); the central test set is then the data set's test part, or else all clients' test rows
             together.
@@ -124,7 +124,7 @@ def federate(
         labels: which of the other rows are labelled: `"all"`, `labels_per_class` of each class (`"client"`), or none
             (`"server"`). What is not labelled is unlabelled.
         labels_per_class: see `labels`.
-        server_labels: so many class-balanced rows go to the server before anything is dealt.
+        server_labels: the number of class-balanced rows that go to the server, before clients get any.
         server_label_noise: the share of them whose label is replaced by another class.
         unlabelled_limit: the most unlabelled rows a client may have.
         unlabelled: `"open"` mixes samples of other classes than the client's into its unlabelled rows.
@@ -152,7 +152,7 @@ def federate(
     rows = _Rows(dataset, with_unlabelled=labels != "all")
     central, training = _central_test(dataset, rows, split, seed)
     server, training = _server_part(dataset, rows, training, split, seed)
-    client_rows = _deal(dataset, partition, clients, training, seed)
+    client_rows = _client_rows(dataset, partition, clients, training, seed)
     local: list[Samples] | None = None
     if test == "local":
         local, client_rows = _local_tests(dataset, rows, partition, client_rows, test_share, seed)
@@ -193,24 +193,24 @@ def federate(
 
 
 class _Rows:
-    """The rows that are dealt: those of the training part, and after them those that the data set has without labels."""
+    """The rows that are distributed: those of the training part, and then those that the data set has without labels."""
 
     def __init__(self, dataset: Dataset, with_unlabelled: bool) -> None:
         self.x, self.y = dataset.x_train, dataset.y_train.numpy()
-        self.truth = self.y  # of every row of x; clients never see it
+        self.truth = self.y  # the label of every row of x, which clients never see
         if with_unlabelled and dataset.x_unlabelled is not None:
             self.x = torch.cat([self.x, dataset.x_unlabelled])
             self.truth = np.concatenate([self.y, np.full(len(dataset.x_unlabelled), UNKNOWN)])
         self.visible = torch.full((len(self.x),), UNKNOWN)  # the labels that clients and server can read
 
     def reveal(self, rows: np.ndarray) -> Samples:
-        """Labelled samples. This alone writes labels where others can read them."""
+        """Labelled samples. Only this method writes labels where clients and the server can read them."""
         index = torch.from_numpy(rows.astype(np.int64))
         self.visible[index] = torch.from_numpy(self.y)[index]
         return Samples(self.x, self.visible, index)
 
-    def of_nobody(self, pools: Sequence[np.ndarray]) -> np.ndarray:
-        """The training rows that are neither labelled anywhere nor in one of these pools."""
+    def spare(self, pools: Sequence[np.ndarray]) -> np.ndarray:
+        """The training rows that are not labelled and in none of these pools."""
         free = (self.visible[: len(self.y)] == UNKNOWN).numpy()
         free[np.concatenate(pools)] = False
         return np.flatnonzero(free)
@@ -218,12 +218,12 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _Share:
-    """What one client holds of the training rows."""
+    """One client's part of the training rows."""
 
     validation: Samples | None
     labelled: Samples
-    unlabelled: np.ndarray  # rows
-    classes: np.ndarray  # [C], which classes are in its training data
+    unlabelled: np.ndarray  # row numbers
+    classes: np.ndarray  # bool [C]: the classes in its training data
 
 
 def _central_test(dataset: Dataset, rows: _Rows, split: Split, seed: int) -> tuple[Samples | None, np.ndarray]:
@@ -252,7 +252,7 @@ def _server_part(
     return server, training[~mask]
 
 
-def _deal(
+def _client_rows(
     dataset: Dataset, partition: Partition, clients: int | None, training: np.ndarray, seed: int
 ) -> list[np.ndarray]:
     """The training rows of each client."""
@@ -281,18 +281,18 @@ def _client_share(dataset: Dataset, rows: _Rows, training: np.ndarray, split: Sp
 def _unlabelled_pools(
     dataset: Dataset, rows: _Rows, shares: Sequence[_Share], split: Split, seed: int
 ) -> list[np.ndarray]:
-    """Each client's unlabelled rows, with other classes mixed in and samples without labels on top where asked for."""
+    """Each client's unlabelled rows, with rows of other classes and samples without labels by the settings."""
     pools = [share.unlabelled for share in shares]
     if split.unlabelled == "open":
         classes = np.stack([share.classes for share in shares])
         stream = numpy_stream(seed, "open")
-        spare = rows.of_nobody(pools)
+        spare = rows.spare(pools)
         pools = mix_foreign(
             pools, spare, rows.y, classes, split.open_share, split.unlabelled_limit, stream, dataset.name
         )
     if len(rows.x) > len(rows.y):
         stream = numpy_stream(seed, "without labels")
-        pools = _filled(pools, len(rows.y), len(rows.x), split.unlabelled_limit, stream)
+        pools = _with_unlabelled(pools, len(rows.y), len(rows.x), split.unlabelled_limit, stream)
     return pools
 
 
@@ -313,23 +313,26 @@ def _tests_by_classes(dataset: Dataset, central: Samples, shares: Sequence[_Shar
 
 
 def _confuse(samples: Samples, share: float, classes: int, rng: np.random.Generator) -> None:
-    """Symmetric label noise, in place: a share of the labels becomes another class, each as likely."""
+    """Add symmetric label noise in place: a share of the labels becomes another class, and all are equally likely."""
     wrong = rng.choice(len(samples), round(share * len(samples)), replace=False)
     index = samples.index[torch.from_numpy(wrong)]
     samples.y[index] = (samples.y[index] + torch.from_numpy(rng.integers(1, classes, len(wrong)))) % classes
 
 
-def _filled(
+def _with_unlabelled(
     pools: list[np.ndarray], start: int, stop: int, limit: int | None, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Rows `start … stop` dealt evenly on top of the pools, as far as the limit lets them."""
-    dealt = np.array_split(start + rng.permutation(stop - start), len(pools))
-    rooms = [None if limit is None else max(limit - len(pool), 0) for pool in pools]
-    return [np.concatenate([pool, np.sort(more[:room])]) for pool, more, room in zip(pools, dealt, rooms, strict=True)]
+    """The pools with rows `start … stop` evenly added to them, up to the limit."""
+    additions = np.array_split(start + rng.permutation(stop - start), len(pools))
+    capacities = [None if limit is None else max(limit - len(pool), 0) for pool in pools]
+    return [
+        np.concatenate([pool, np.sort(addition[:capacity])])
+        for pool, addition, capacity in zip(pools, additions, capacities, strict=True)
+    ]
 
 
 def _client_names(dataset: Dataset, partition: Partition, clients: int) -> tuple[str, ...]:
-    """Natural clients are called what their groups are called, where each has one."""
+    """The names of natural clients, which are those of their groups, where each client has one group."""
     if not isinstance(partition, Natural) or dataset.group_train is None or not dataset.group_names:
         return ()
     ids = dataset.group_train.unique().tolist()

@@ -15,21 +15,25 @@ from .types import FederatedData
 
 
 def fingerprint(data: FederatedData) -> str:
-    """The SHA-256 of everything that clients, tests and the server hold; other data, or another partition, gives another.
+    """The SHA-256 of everything that clients, tests and the server hold. It differs for other data or another partition.
 
     Tensors that several clients share are read once.
 
-    Example: `fingerprint(data) == fingerprint(data)`
+    Args:
+        data: The data of a federation.
+
+    Returns:
+        The digest in hexadecimal. `fingerprint(data) == fingerprint(data)`
     """
     digest = hashlib.sha256()
-    known: dict[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], bytes] = {}
+    digests: dict[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype], bytes] = {}
 
     def add(value: Any) -> None:
         if isinstance(value, Tensor):
             key = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
-            if key not in known:
-                known[key] = hashlib.sha256(np.ascontiguousarray(value.detach().cpu().numpy()).data).digest()
-            digest.update(f"{value.dtype}{tuple(value.shape)}".encode() + known[key])
+            if key not in digests:
+                digests[key] = hashlib.sha256(np.ascontiguousarray(value.detach().cpu().numpy()).data).digest()
+            digest.update(f"{value.dtype}{tuple(value.shape)}".encode() + digests[key])
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
                 if field.name not in ("augmentation", "name"):  # views follow from settings and data

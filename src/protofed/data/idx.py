@@ -31,17 +31,27 @@ def read_idx(path: Path) -> np.ndarray:
     if len(raw) < 4 + 4 * axes:
         raise ProtofedError(f"{path}: cut off within its header ({len(raw)} bytes)")
     shape = struct.unpack_from(f">{axes}I", raw, 4)
-    wanted = 1
+    expected = 1
     for length in shape:
-        wanted *= length  # Python integers, which do not overflow
+        expected *= length  # Python integers, which do not overflow
     values = len(raw) - 4 - 4 * axes
-    if values != wanted:
-        raise ProtofedError(f"{path}: its header promises {wanted:,} values of shape {shape}, it has {values:,}")
+    if values != expected:
+        raise ProtofedError(f"{path}: its header promises {expected:,} values of shape {shape}, it has {values:,}")
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def read_pair(folder: Path, images: str, labels: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The images and labels of one part."""
+    """The images and labels of one part.
+
+    Args:
+        folder: The folder with the files.
+        images: The name of the image file, without `.gz`.
+        labels: The name of the label file, without `.gz`.
+        name: The data set's name, for error messages.
+
+    Returns:
+        Images `[n, height, width]` and labels `[n]`.
+    """
     x_path, y_path = find(folder, images), find(folder, labels)
     for path, stem in ((x_path, images), (y_path, labels)):
         if path is None:
@@ -58,7 +68,8 @@ def read_pair(folder: Path, images: str, labels: str, name: str) -> tuple[np.nda
 
 
 def find(folder: Path, stem: str) -> Path | None:
-    # Unpacking tools turn "-idx3" into ".idx3"; both spellings are about.
+    """The file with this stem, with or without `.gz`; None where there is none."""
+    # Some unpacking tools turn "-idx3" into ".idx3".
     for name in (stem, stem.replace("-idx", ".idx")):
         for path in (folder / f"{name}.gz", folder / name):
             if path.is_file():
@@ -68,24 +79,27 @@ def find(folder: Path, stem: str) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class IdxSource(DataSource):
-    """Four idx files in one folder. `path` names the folder; without it the usual places are looked through."""
+    """Four idx files in one folder. `path` names the folder; by default the usual folders are searched."""
 
-    known: ClassVar[tuple[str, ...]] = ()
-    inside: ClassVar[tuple[str, ...]] = ()
-    """Folders below each place that other tools put the files into."""
+    usual_folders: ClassVar[tuple[str, ...]] = ()
+    subfolders: ClassVar[tuple[str, ...]] = ()
+    """Subfolders into which other tools put the files."""
     advice: ClassVar[str] = ""
     flips: ClassVar[bool] = False
 
     path: str | None = None
 
     def stems(self, part: Literal["train", "test"]) -> tuple[str, str]:
+        """The names of the image file and the label file of one part, without `.gz`."""
         start = {"train": "train", "test": "t10k"}[part]
         return f"{start}-images-idx3-ubyte", f"{start}-labels-idx1-ubyte"
 
     def names(self) -> tuple[str, ...]:
+        """The names of the classes."""
         return tuple(digits)
 
     def arrays(self, part: Literal["train", "test"], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        """The images and labels of one part."""
         return read_pair(folder, *self.stems(part), self.name)
 
     def read(self) -> Dataset:
@@ -105,13 +119,14 @@ class IdxSource(DataSource):
         )
 
     def folder(self) -> Path:
-        roots = places(self.name, self.path, *self.known)
-        first = self.stems("train")[0]
+        """The folder that has the files."""
+        roots = places(self.name, self.path, *self.usual_folders)
+        stem = self.stems("train")[0]
         for root in roots:
-            for folder in (root, *(root / sub for sub in self.inside)):
-                if find(folder, first) is not None:
+            for folder in (root, *(root / sub for sub in self.subfolders)):
+                if find(folder, stem) is not None:
                     return folder
-        raise ProtofedError(f"{self.name}: no {first}.gz (or without .gz) in {listed(roots)}; {self.advice}")
+        raise ProtofedError(f"{self.name}: no {stem}.gz (or without .gz) in {listed(roots)}; {self.advice}")
 
 
 @register("mnist")
@@ -119,7 +134,7 @@ class IdxSource(DataSource):
 class MNIST(IdxSource):
     """MNIST: 70,000 handwritten digits, 28×28."""
 
-    inside: ClassVar[tuple[str, ...]] = ("MNIST/raw", "raw")
+    subfolders: ClassVar[tuple[str, ...]] = ("MNIST/raw", "raw")
     advice: ClassVar[str] = "put MNIST's four idx files there, name their folder with path=, or use hub:ylecun/mnist"
 
 
@@ -128,8 +143,8 @@ class MNIST(IdxSource):
 class FashionMNIST(IdxSource):
     """Fashion-MNIST: 70,000 pictures of clothes, 28×28."""
 
-    known: ClassVar[tuple[str, ...]] = ("/usr/share/datasets/fashion-mnist",)
-    inside: ClassVar[tuple[str, ...]] = ("FashionMNIST/raw", "raw")
+    usual_folders: ClassVar[tuple[str, ...]] = ("/usr/share/datasets/fashion-mnist",)
+    subfolders: ClassVar[tuple[str, ...]] = ("FashionMNIST/raw", "raw")
     flips: ClassVar[bool] = True
     advice: ClassVar[str] = (
         "on Debian and Ubuntu: apt-get install dataset-fashion-mnist; or name the folder of its four idx files with path="
@@ -167,7 +182,7 @@ assert len(_MERGED) == 47 and set(_MERGED) < set(digits + ascii_letters)
 class EMNIST(IdxSource):
     """EMNIST: handwritten letters and digits, 28×28, in six splits."""
 
-    inside: ClassVar[tuple[str, ...]] = ("gzip", "EMNIST/raw", "raw")
+    subfolders: ClassVar[tuple[str, ...]] = ("gzip", "EMNIST/raw", "raw")
     advice: ClassVar[str] = (
         "put the files of NIST's EMNIST gzip.zip there, name their folder with path=, or choose another split="
     )

@@ -1,4 +1,4 @@
-"""MIMIC-IV: where patients go after hospital, told from their discharge notes.
+"""MIMIC-IV: where patients go after hospital, predicted from their discharge notes.
 
 Three official files are joined: the notes of MIMIC-IV-Ext-BHC, the discharge table of MIMIC-IV-Note (which note belongs
 to which stay) and the admissions table of MIMIC-IV (where that stay ended). All need credentialed access to PhysioNet.
@@ -60,36 +60,37 @@ class MimicDisposition(TextSource):
         return self.dataset(notes, split_off(notes, self.test_share, f"{self.notes} patients"), CLASSES, False)
 
     def labelled(self) -> Iterator[Note]:
+        """The notes with their labels; those without a label or text are left out, with a warning."""
         skip = self.damaged == "skip"
-        ends = self.dispositions(skip)
+        dispositions = self.dispositions(skip)
         stays = {row["note_id"]: row["hadm_id"] for _, row in table(self.discharge, ("note_id", "hadm_id"), skip)}
         dropped = {"are not in the discharge table": 0, "have no discharge location": 0, "are empty": 0}
-        for where, row in table(self.notes, ("note_id", "input"), skip):
-            patient, kind, number = (*row["note_id"].split("-"), "", "")[:3]
-            if not (patient.isdecimal() and kind == "DS" and number):
-                raise ProtofedError(f"{where}: note_id {row['note_id']!r}; expected such as 10000032-DS-21")
+        for source, row in table(self.notes, ("note_id", "input"), skip):
+            patient, note_type, number = (*row["note_id"].split("-"), "", "")[:3]
+            if not (patient.isdecimal() and note_type == "DS" and number):
+                raise ProtofedError(f"{source}: note_id {row['note_id']!r}; expected such as 10000032-DS-21")
             stay = stays.get(row["note_id"])
             if stay is None:
                 dropped["are not in the discharge table"] += 1
-            elif stay not in ends:
+            elif stay not in dispositions:
                 dropped["have no discharge location"] += 1
             elif not row["input"].strip():
                 dropped["are empty"] += 1
             else:
-                yield Note(row["input"], ends[stay], where, unit=patient)
-        for why, number_of in dropped.items():
-            if number_of:
-                log.warning("%s: %d notes %s and are left out", self.notes, number_of, why)
+                yield Note(row["input"], dispositions[stay], source, unit=patient)
+        for reason, count in dropped.items():
+            if count:
+                log.warning("%s: %d notes %s and are left out", self.notes, count, reason)
 
     def dispositions(self, skip: bool) -> dict[str, str]:
-        """Of each stay that has one. Who died in hospital is `Expired`, whatever the location says."""
-        ends = {}
-        for where, row in table(self.admissions, ("hadm_id", "discharge_location", "hospital_expire_flag"), skip):
+        """The class of each stay that has one. Patients who died in hospital are `Expired`, whatever the location says."""
+        dispositions = {}
+        for source, row in table(self.admissions, ("hadm_id", "discharge_location", "hospital_expire_flag"), skip):
             location = row["discharge_location"].strip()
             if row["hospital_expire_flag"].strip() == "1":
-                ends[row["hadm_id"]] = "Expired"
+                dispositions[row["hadm_id"]] = "Expired"
             elif location in DISPOSITION:
-                ends[row["hadm_id"]] = DISPOSITION[location]
+                dispositions[row["hadm_id"]] = DISPOSITION[location]
             elif location:
-                raise ProtofedError(f"{where}: discharge_location {location!r}; known: {listed(DISPOSITION)}")
-        return ends
+                raise ProtofedError(f"{source}: discharge_location {location!r}; known: {listed(DISPOSITION)}")
+        return dispositions

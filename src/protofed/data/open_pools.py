@@ -23,11 +23,10 @@ def mix_foreign(
     rng: np.random.Generator,
     name: str,
 ) -> list[np.ndarray]:
-    """Unlabelled rows with those of other classes than the client's among them: `share` of them, rounded down.
+    """Mix foreign rows, of classes that a client does not have, into its unlabelled rows: `share` of them, rounded down.
 
-    They are rows that nobody holds, as long as there are enough. Where there are not, every client gives up the same part
-    of its own rows to the others, at most `share`; it keeps those of them that nobody can use. A client with every class
-    gets nothing.
+    Rows that nobody holds are used first. Where they are too few, every client gives the same part of its own rows to
+    the others, at most `share`; it keeps rows that nobody can use. A client that has every class receives nothing.
 
     Args:
         pools: each client's unlabelled rows, all of its own classes.
@@ -48,34 +47,36 @@ def mix_foreign(
             f"{name}: unlabelled='open' needs classes that a client does not have, but every client has all of them; "
             "use another partition"
         )
-    holdings = [_by_class(rows, y, classes.shape[1], rng) for rows in (*pools, spare)]  # nobody is the last holder
-    held = np.array([[len(rows) for rows in holding] for holding in holdings])
-    pool_sizes = held[:-1].sum(1)
+    holdings = [
+        _by_class(rows, y, classes.shape[1], rng) for rows in (*pools, spare)
+    ]  # the last holding is the spare rows
+    holding_sizes = np.array([[len(rows) for rows in holding] for holding in holdings])
+    pool_sizes = holding_sizes[:-1].sum(1)
 
     def wanted(keep: np.ndarray) -> np.ndarray:
-        """How many foreign rows each client wants beside so many of its own."""
-        want = np.floor(share / (1 - share) * keep + 1e-9).astype(np.int64) * foreign.any(1)
-        return want if limit is None else np.minimum(want, limit - pool_sizes)
+        """The number of foreign rows that each client takes in addition to `keep` rows of its own."""
+        demand = np.floor(share / (1 - share) * keep + 1e-9).astype(np.int64) * foreign.any(1)
+        return demand if limit is None else np.minimum(demand, limit - pool_sizes)
 
-    want = wanted(pool_sizes)
-    gifts, receipts = _exchange(held, np.append(np.zeros_like(pool_sizes), len(spare)), foreign, want)
-    if receipts.sum() < want.sum():
+    demand = wanted(pool_sizes)
+    gifts, receipts = _exchange(holding_sizes, np.append(np.zeros_like(pool_sizes), len(spare)), foreign, demand)
+    if receipts.sum() < demand.sum():
         part = min((1 - share) * (1 + receipts.sum() / pool_sizes.sum()), 1)
         keep = np.ceil(part * pool_sizes - 1e-9).astype(np.int64)
         most = wanted(keep)
-        want = apportion(min(most.sum(), receipts.sum() + (pool_sizes - keep).sum()), most, most)
-        gifts, receipts = _exchange(held, np.append(pool_sizes - keep, len(spare)), foreign, want)
+        demand = apportion(min(most.sum(), receipts.sum() + (pool_sizes - keep).sum()), most, most)
+        gifts, receipts = _exchange(holding_sizes, np.append(pool_sizes - keep, len(spare)), foreign, demand)
     if not receipts.any():
         raise ProtofedError(
             f"{name}: unlabelled='open', but not one sample of a class its client does not have is to be had: "
             f"{len(spare)} samples are nobody's, and {pool_sizes.sum()} are in unlabelled pools"
         )
-    short = receipts.sum(1) < want
-    if short.any():
+    short_clients = receipts.sum(1) < demand
+    if short_clients.any():
         log.warning(
             "%s: open_share=%g asks for %d samples of classes their client does not have, and %d were to be had; "
             "%d of %d clients have fewer",
-            *(name, share, want.sum(), receipts.sum(), short.sum(), len(pools)),
+            *(name, share, demand.sum(), receipts.sum(), short_clients.sum(), len(pools)),
         )
     return _hand_over(holdings, gifts, receipts, rng)
 
@@ -90,7 +91,7 @@ def _by_class(rows: np.ndarray, y: np.ndarray, classes: int, rng: np.random.Gene
 def _hand_over(
     holdings: Sequence[Sequence[np.ndarray]], gifts: np.ndarray, receipts: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """Each client's rows after the exchange: of every holding the first rows of a class are given away."""
+    """Each client's rows after the exchange. A holder gives away the first rows of each class."""
     pools = [
         [rows[n:] for rows, n in zip(*holder, strict=True)] for holder in zip(holdings[:-1], gifts[:-1], strict=True)
     ]
@@ -103,31 +104,31 @@ def _hand_over(
 
 
 def _exchange(
-    held: np.ndarray, most: np.ndarray, foreign: np.ndarray, want: np.ndarray
+    holding_sizes: np.ndarray, supply: np.ndarray, foreign: np.ndarray, demand: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many samples of each class every holder gives and every client receives, as many as can be (a maximum flow).
+    """The numbers of samples of each class that holders give and clients receive, by a maximum flow.
 
-    A holder has `held [holder, class]` and gives at most `most`; a client takes `foreign` classes only, `want` in all,
-    and as evenly over the classes as that lets it.
+    A holder has `holding_sizes [holder, class]` rows and gives at most `supply`. A client takes rows of `foreign`
+    classes only, `demand` in total, as evenly over the classes as possible.
     """
-    from scipy.sparse import csr_matrix  # here, because it is slow to load
+    from scipy.sparse import csr_matrix  # imported late, because it is slow to load
     from scipy.sparse.csgraph import maximum_flow
 
-    (holders, classes), clients = held.shape, len(want)
+    (holders, classes), clients = holding_sizes.shape, len(demand)
     giver, of_class = 1 + np.arange(holders), 1 + holders + np.arange(classes)
-    taker, sink = 1 + holders + classes + np.arange(clients), 1 + holders + classes + clients
-    useful = foreign & (held.sum(0) > 0)
-    even = -(-want // np.maximum(useful.sum(1), 1))
+    receiver, sink = 1 + holders + classes + np.arange(clients), 1 + holders + classes + clients
+    useful = foreign & (holding_sizes.sum(0) > 0)
+    per_class = -(-demand // np.maximum(useful.sum(1), 1))
     while True:
         edges = (
-            np.broadcast_arrays(0, giver, most),
-            np.broadcast_arrays(giver[:, None], of_class, held),
-            np.broadcast_arrays(of_class, taker[:, None], useful * even[:, None]),
-            np.broadcast_arrays(taker, sink, want),
+            np.broadcast_arrays(0, giver, supply),
+            np.broadcast_arrays(giver[:, None], of_class, holding_sizes),
+            np.broadcast_arrays(of_class, receiver[:, None], useful * per_class[:, None]),
+            np.broadcast_arrays(receiver, sink, demand),
         )
         start, end, capacity = (np.concatenate([edge[i].ravel() for edge in edges]) for i in range(3))
         result = maximum_flow(csr_matrix((capacity.astype(np.int32), (start, end)), (sink + 1, sink + 1)), 0, sink)
-        if result.flow_value == want.sum() or (even >= want).all():
+        if result.flow_value == demand.sum() or (per_class >= demand).all():
             break
-        even = 2 * even
-    return result.flow[giver][:, of_class].toarray(), -result.flow[taker][:, of_class].toarray()
+        per_class = 2 * per_class
+    return result.flow[giver][:, of_class].toarray(), -result.flow[receiver][:, of_class].toarray()

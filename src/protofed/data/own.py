@@ -1,4 +1,4 @@
-"""A person's own data: arrays in an .npz file, a folder of images, or a data set of the Hugging Face hub."""
+"""A user's own data: arrays in an .npz file, a folder of images, or a data set of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ProtofedError
 from .sources import DataSource, first_line, listed, register
-from .types import Dataset, Kind
+from .types import Dataset, SampleKind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,8 +27,8 @@ class Npz(DataSource):
     `class_values` (what each class means as a number)."""
 
     path: str
-    kind: Kind = "auto"
-    """What a sample is, where its shape does not say: `csi` for windows that look like grey images."""
+    kind: SampleKind = "auto"
+    """What a sample is, where its shape does not say so: `csi` for windows that have the shape of grey images."""
 
     def read(self) -> Dataset:
         file = Path(self.path).expanduser()
@@ -98,18 +98,20 @@ class Folder(DataSource):
 
 def _files(folder: Path, names: tuple[str, ...], partial: bool = False) -> tuple[list[Path], np.ndarray]:
     """The image files of one part and their labels."""
-    found = {p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")}
-    if strange := sorted(found - set(names)):
-        raise ProtofedError(f"{folder / strange[0]}: no such class in the training part; known: {listed(names)}")
+    folders = {p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")}
+    if unknown_folders := sorted(folders - set(names)):
+        raise ProtofedError(
+            f"{folder / unknown_folders[0]}: no such class in the training part; known: {listed(names)}"
+        )
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(names):
-        own = sorted((folder / name).glob("*")) if name in found else []
-        own = [p for p in own if p.suffix.lower() in _SUFFIXES and not p.name.startswith(".")]
-        if not own and not partial:
+        class_files = sorted((folder / name).glob("*")) if name in folders else []
+        class_files = [p for p in class_files if p.suffix.lower() in _SUFFIXES and not p.name.startswith(".")]
+        if not class_files and not partial:
             raise ProtofedError(f"{folder / name}: no images ({listed(sorted(_SUFFIXES))})")
-        files += own
-        labels += [label] * len(own)
+        files += class_files
+        labels += [label] * len(class_files)
     if not files:
         raise ProtofedError(f"{folder}: no images; expected some in {folder}/CLASS/, or no such folder")
     return files, np.asarray(labels)
@@ -120,11 +122,11 @@ def _stack(parts: Sequence[Iterable[tuple[str, Image]]], size: int | None) -> li
     from PIL import Image as Pillow
 
     expected: tuple[int, ...] | None = None
-    first = ""
+    reference = ""
     pixels: list[list[np.ndarray]] = []
     for part in parts:
         pixels.append([])
-        for where, image in part:
+        for source, image in part:
             if image.mode.startswith("I"):  # 16 bits of grey
                 image = Pillow.fromarray((np.asarray(image, np.float32) / 257).clip(0, 255).astype(np.uint8))
             image = image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
@@ -132,10 +134,12 @@ def _stack(parts: Sequence[Iterable[tuple[str, Image]]], size: int | None) -> li
                 image = image.resize((size, size), Pillow.Resampling.BILINEAR)
             array = np.asarray(image)
             if expected is None:
-                expected, first = array.shape[:2], where
+                expected, reference = array.shape[:2], source
             elif array.shape[:2] != expected:
-                got, wanted = ("×".join(map(str, s[::-1])) for s in (array.shape[:2], expected))
-                raise ProtofedError(f"{where} is {got} pixels, {first} is {wanted}; set size= to bring all to one size")
+                size_text, expected_size = ("×".join(map(str, s[::-1])) for s in (array.shape[:2], expected))
+                raise ProtofedError(
+                    f"{source} is {size_text} pixels, {reference} is {expected_size}; set size= to bring all to one size"
+                )
             pixels[-1].append(array)
     colour = any(a.ndim == 3 for part_pixels in pixels for a in part_pixels)
     return [np.stack([_planes(a, colour) for a in part_pixels]) for part_pixels in pixels]
@@ -171,12 +175,12 @@ class Hub(DataSource):
         splits = self.splits(name)
         if self.split_train not in splits:
             raise ProtofedError(f"{name}: no split {self.split_train!r}; found {listed(splits)}")
-        chosen = [splits[self.split_train]]
+        parts = [splits[self.split_train]]
         if self.split_test in splits:
-            chosen.append(splits[self.split_test])
+            parts.append(splits[self.split_test])
         elif self.split_test not in (None, "test"):
             raise ProtofedError(f"{name}: no split {self.split_test!r}; found {listed(splits)}")
-        features = chosen[0].features
+        features = parts[0].features
         image = _column(features, self.image, "Image", "image", name)
         label = _column(features, self.label, "ClassLabel", "label", name)
         if self.group is not None and self.group not in features:
@@ -189,12 +193,12 @@ class Hub(DataSource):
                 yield f"{name} {part} row {row}", item[image]
 
         try:
-            images = _stack([opened(s, p) for s, p in zip(chosen, ("train", "test"), strict=False)], self.size)
-            labels = [np.asarray(split[label][:]) for split in chosen]
-            groups = [None if self.group is None else np.asarray(split[self.group][:]) for split in chosen]
+            images = _stack([opened(s, p) for s, p in zip(parts, ("train", "test"), strict=False)], self.size)
+            labels = [np.asarray(split[label][:]) for split in parts]
+            groups = [None if self.group is None else np.asarray(split[self.group][:]) for split in parts]
         except ProtofedError:
             raise
-        except Exception as error:  # decoding is the library's; whatever it raises is about this data set
+        except Exception as error:  # the library decodes, so any error is about this data set
             raise ProtofedError(f"{name}: could not be read ({type(error).__name__}: {first_line(error)})") from None
         arrays = [array for pair in zip(images, labels, strict=True) for array in pair]
         return Dataset.from_arrays(
@@ -206,6 +210,7 @@ class Hub(DataSource):
         )
 
     def splits(self, name: str) -> dict[str, Any]:
+        """The splits of the data set by name."""
         try:
             import datasets
         except ImportError:
@@ -214,21 +219,21 @@ class Hub(DataSource):
             if (Path(self.path).expanduser() / "dataset_dict.json").is_file():
                 return dict(datasets.load_from_disk(str(Path(self.path).expanduser())))
             return dict(datasets.load_dataset(self.path, self.config))
-        except Exception as error:  # no network, no such name, a gated set: the library has many kinds
+        except Exception as error:  # the library has many errors: no network, no such name, a gated set
             raise ProtofedError(
                 f"{name}: could not be loaded ({type(error).__name__}: {first_line(error)}); "
                 "it needs the network the first time, or a copy on disk as hub:FOLDER"
             ) from None
 
 
-def _column(features: Any, given: str | None, kind: str, setting: str, name: str) -> str:
-    """The column a person named, or the only one of its kind."""
-    if given is not None:
-        if given not in features:
-            raise ProtofedError(f"{name}: no column {setting}={given!r}; found {listed(features)}")
-        return given
-    found = [column for column, feature in features.items() if type(feature).__name__ == kind]
-    if len(found) != 1:
-        what = f"several {kind} columns ({listed(found)})" if found else f"no {kind} column"
-        raise ProtofedError(f"{name}: {what} among {listed(features)}; choose one with {setting}=")
-    return found[0]
+def _column(features: Any, column_name: str | None, type_name: str, setting: str, name: str) -> str:
+    """The column that the user named, or the only one of its type."""
+    if column_name is not None:
+        if column_name not in features:
+            raise ProtofedError(f"{name}: no column {setting}={column_name!r}; found {listed(features)}")
+        return column_name
+    candidates = [column for column, feature in features.items() if type(feature).__name__ == type_name]
+    if len(candidates) != 1:
+        problem = f"several {type_name} columns ({listed(candidates)})" if candidates else f"no {type_name} column"
+        raise ProtofedError(f"{name}: {problem} among {listed(features)}; choose one with {setting}=")
+    return candidates[0]

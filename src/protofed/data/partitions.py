@@ -14,12 +14,12 @@ import numpy as np
 
 from ..errors import ProtofedError
 from ..registry import Registry
-from .rows import deal, gather, ranked
+from .rows import distribute, gather, ranked
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Base of all partitions: `split` checks what goes in and what comes out, and `rows` does the work."""
+    """Base of all partitions: `split` checks the arguments and the result of `rows`, which a partition defines."""
 
     name: ClassVar[str]
     complete: ClassVar[bool] = True
@@ -27,11 +27,11 @@ class Partition:
     def split(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Deal the training samples to clients.
+        """Distribute the training samples over clients.
 
         Args:
             labels: the label of every sample.
-            clients: how many clients.
+            clients: the number of clients.
             rng: the stream to draw from.
             groups: the natural id (writer, room, patient) of every sample, where the data set has them.
 
@@ -58,7 +58,7 @@ class Partition:
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> list[np.ndarray]:
-        """What a partition defines: the row numbers of each client, in any order. The arguments are those of `split`."""
+        """The row numbers of each client, in any order. The arguments are those of `split`."""
         raise TypeError(f"{type(self).__name__} defines no rows")
 
 
@@ -85,8 +85,9 @@ class NWay(Partition):
     `draw="normal"` is FedSAP's: n ~ N(way, spread²) clipped to 1 … C, k ~ N(shot, shot_spread²). `draw="uniform"` is
     FedProto's as published: n uniform in max(2, n−s) … min(C−1, n+s), k uniform in k−s+1 … k+s.
 
-    Each client's classes are drawn at random among those that still have k samples. Where that leads to a dead end, all
-    clients choose anew, each the classes with most samples left, which fits whenever equal demands can fit at all.
+    Each client's classes are drawn at random among those that still have k samples. Where too few classes
+    remain, all clients choose again, each the classes with the most remaining samples, which succeeds whenever equal
+    demands can be met at all.
     """
 
     complete: ClassVar[bool] = False
@@ -95,14 +96,14 @@ class NWay(Partition):
     shot: int = 15
     spread: float = 1.0
     shot_spread: float | None = None
-    """σ (or s) of the samples per class; as `spread` where not given."""
+    """The σ (or s) of the samples per class; by default it is `spread`."""
     draw: Literal["normal", "uniform"] = "normal"
 
     def __post_init__(self) -> None:
         _require(math.isfinite(self.way) and self.way >= 1, f"way must be at least 1, got {self.way}")
         _require(self.shot >= 1, f"shot must be at least 1, got {self.shot}")
-        for what, value in (("spread", self.spread), ("shot_spread", self.shot_spread)):
-            _require(value is None or (math.isfinite(value) and value >= 0), f"{what} must be 0 or more, got {value}")
+        for key, value in (("spread", self.spread), ("shot_spread", self.shot_spread)):
+            _require(value is None or (math.isfinite(value) and value >= 0), f"{key} must be 0 or more, got {value}")
         _require(self.draw in ("normal", "uniform"), f"draw must be 'normal' or 'uniform', got {self.draw!r}")
 
     def rows(
@@ -120,7 +121,7 @@ class NWay(Partition):
         shots = np.minimum(shots, sizes.max())
         counts = _choose_at_random(ways, shots, sizes, rng)
         if counts is None:
-            counts = _choose_what_is_left(ways, shots, sizes, rng)
+            counts = _choose_largest_classes(ways, shots, sizes, rng)
         if counts is None:
             fits = len(labels) // int(ways.sum())
             raise ProtofedError(
@@ -129,18 +130,18 @@ class NWay(Partition):
                 f"{len(labels):,} in {len(sizes)} classes (shot={max(fits, 1)} is about what fits); "
                 "lower shot, way or clients"
             )
-        return deal(ranks, counts, rng)
+        return distribute(ranks, counts, rng)
 
     def sizes(self, classes: int, clients: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """How many classes each client holds, and how many samples of each.
+        """The number of classes of each client, and the number of samples of each class.
 
         Args:
-            classes: how many classes the data has.
-            clients: how many clients.
-            rng: the stream to draw from.
+            classes: The number of classes in the data.
+            clients: The number of clients.
+            rng: The random stream.
 
         Returns:
-            both numbers for each client.
+            Both numbers for each client.
         """
         shot_spread = self.spread if self.shot_spread is None else self.shot_spread
         if self.draw == "normal":
@@ -157,35 +158,35 @@ class NWay(Partition):
 def _choose_at_random(
     ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """Numbers of samples `[client, class]` of classes drawn at random, or none where that leads to a dead end."""
-    left = sizes.copy()
+    """The numbers of samples `[client, class]` of classes drawn at random; None where too few classes remain."""
+    remaining = sizes.copy()
     counts = np.zeros((len(ways), len(sizes)), np.int64)
     for client, (n, k) in enumerate(zip(ways, shots, strict=True)):
-        able = np.flatnonzero(left >= k)
-        if len(able) < n:
+        eligible = np.flatnonzero(remaining >= k)
+        if len(eligible) < n:
             return None
-        chosen = rng.choice(able, n, replace=False)
-        counts[client, chosen] = k
-        left[chosen] -= k
+        classes = rng.choice(eligible, n, replace=False)
+        counts[client, classes] = k
+        remaining[classes] -= k
     return counts
 
 
-def _choose_what_is_left(
+def _choose_largest_classes(
     ways: np.ndarray, shots: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray | None:
-    """Numbers of samples `[client, class]` of the classes with most samples left, or none where they do not fit.
+    """The numbers of samples `[client, class]` of the classes with the most remaining samples; None where they do not fit.
 
-    Clients that want most samples of a class choose first; ties fall to a random class.
+    Clients that need the most samples of a class choose first, and ties are broken at random.
     """
-    left = sizes.copy()
+    remaining = sizes.copy()
     counts = np.zeros((len(ways), len(sizes)), np.int64)
     for client in np.argsort(-shots, kind="stable"):
         shuffled = rng.permutation(len(sizes))
-        chosen = shuffled[np.argsort(-left[shuffled], kind="stable")][: ways[client]]
-        if left[chosen].min() < shots[client]:
+        classes = shuffled[np.argsort(-remaining[shuffled], kind="stable")][: ways[client]]
+        if remaining[classes].min() < shots[client]:
             return None
-        counts[client, chosen] = shots[client]
-        left[chosen] -= shots[client]
+        counts[client, classes] = shots[client]
+        remaining[classes] -= shots[client]
     return counts
 
 
@@ -194,8 +195,8 @@ def _choose_what_is_left(
 class Dirichlet(Partition):
     """Each class is shared out over the clients by Dir(α): the smaller α, the fewer clients hold most of a class.
 
-    A client below `min_size` is filled up from the largest client's most frequent class, so there is no drawing again
-    and the split always ends.
+    A client below `min_size` gets samples of the largest client's most frequent class, so nothing is drawn again and
+    the split always ends.
     """
 
     alpha: float = 0.1
@@ -218,18 +219,18 @@ class Dirichlet(Partition):
         ends[:, -1] = sizes
         counts = np.diff(ends.astype(np.int64), axis=1, prepend=0).T.copy()
         _fill_up(counts, self.min_size)
-        return deal(ranks, counts, rng)
+        return distribute(ranks, counts, rng)
 
 
 def dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """Draw from the symmetric Dirichlet distribution.
 
-    It works in logarithms, because at a small α every gamma draw of a row may underflow to 0: Gamma(α) is
+    The draws are computed in logarithms, because at a small α every gamma draw of a row may underflow to 0: Gamma(α) is
     Gamma(α + 1) · U^(1/α).
 
     Args:
         alpha: α.
-        shape: how many draws, and of how many shares.
+        shape: the number of draws, and the number of shares in each.
         rng: the stream to draw from.
 
     Returns:
@@ -245,7 +246,7 @@ def dirichlet(alpha: float, shape: tuple[int, int], rng: np.random.Generator) ->
 
 
 def _fill_up(counts: np.ndarray, least: int) -> None:
-    """Give clients below the least size samples of the largest client's most frequent class, in place."""
+    """Move samples of the largest client's most frequent class to clients below the least size, in place."""
     sizes = counts.sum(axis=1)
     for poor in np.flatnonzero(sizes < least):
         while sizes[poor] < least:
@@ -262,11 +263,11 @@ def _fill_up(counts: np.ndarray, least: int) -> None:
 class Pathological(Partition):
     """Each client holds at most `classes_per_client` classes.
 
-    Every class is cut into about as many equal shards as its size asks for, at least one; each client gets shards of
-    different classes. With fewer shards than classes, the classes that get none are left out.
+    Every class is cut into equal shards, their number in proportion to its size and at least one. Each client gets
+    shards of different classes. With fewer shards than classes, some classes are not used.
     """
 
-    complete: ClassVar[bool] = False  # it is, where clients · classes_per_client ≥ C
+    complete: ClassVar[bool] = False  # it is complete where clients · classes_per_client ≥ C
 
     classes_per_client: int = 2
 
@@ -288,34 +289,39 @@ class Pathological(Partition):
             if len(holders):
                 counts[holders, c] = sizes[c] // len(holders)
                 counts[rng.permutation(holders)[: sizes[c] % len(holders)], c] += 1
-        return deal(ranks, counts, rng)
+        return distribute(ranks, counts, rng)
 
 
 def _shards(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """How many shards each class is cut into: `clients · k` in all, the next one always where shards are largest."""
+    """The number of shards of each class, `clients · k` in total; the class with the largest shards gets the next one."""
     shards = np.zeros(len(sizes), np.int64)
     shards[rng.permutation(len(sizes))[: clients * k]] = 1
-    jitter = 1 + 1e-6 * rng.random(len(sizes))  # ties fall to a random class
+    jitter = 1 + 1e-6 * rng.random(len(sizes))  # ties are broken at random
     for _ in range(clients * k - int(shards.sum())):
         shards[np.where(shards < clients, sizes * jitter / np.maximum(shards, 1), -1.0).argmax()] += 1
     return shards
 
 
 def _hand_out(shards: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> list[list[int]]:
-    """The clients that get a shard of each class: k different classes a client, otherwise at random.
+    """The clients that get a shard of each class: k different classes for each client, otherwise at random.
 
-    A class with as many shards left as there are clients left must be taken now; then the rest always fits.
+    A class with as many remaining shards as there are remaining clients must be given to the next client; then the rest
+    always fits.
     """
-    left = shards.copy()
+    remaining = shards.copy()
     holders: list[list[int]] = [[] for _ in shards]
     for client in range(clients):
-        due = left == clients - client
-        free = np.where(due, 0, left)
-        wanted = k - int(due.sum())
-        more = rng.choice(len(left), wanted, replace=False, p=free / free.sum()) if wanted else np.empty(0, np.int64)
-        for c in (*np.flatnonzero(due), *more):
+        urgent = remaining == clients - client
+        weights = np.where(urgent, 0, remaining)
+        open_slots = k - int(urgent.sum())
+        drawn_classes = (
+            rng.choice(len(remaining), open_slots, replace=False, p=weights / weights.sum())
+            if open_slots
+            else np.empty(0, np.int64)
+        )
+        for c in (*np.flatnonzero(urgent), *drawn_classes):
             holders[c].append(client)
-            left[c] -= 1
+            remaining[c] -= 1
     return holders
 
 
@@ -335,25 +341,25 @@ class Circulant(Partition):
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> list[np.ndarray]:
         ranks, sizes = ranked(labels)
-        kinds = np.stack([np.roll(_circulant(len(sizes)), t) for t in range(len(sizes))])
-        mix = kinds[np.arange(clients) % len(sizes)]
-        wanted = mix.sum(axis=0)
-        size = (sizes[wanted > 0] / wanted[wanted > 0]).min()
-        # Rounding the running sums keeps each class within what it has and each count within one of its share.
-        ends = np.minimum(np.floor(np.cumsum(mix * size, axis=0) + 1e-6), sizes).astype(np.int64)
-        return deal(ranks, np.diff(ends, axis=0, prepend=0), rng)
+        type_mixes = np.stack([np.roll(_circulant(len(sizes)), t) for t in range(len(sizes))])
+        client_mixes = type_mixes[np.arange(clients) % len(sizes)]
+        class_demand = client_mixes.sum(axis=0)
+        size = (sizes[class_demand > 0] / class_demand[class_demand > 0]).min()
+        # Because cumulative sums are rounded, no class is exceeded, and each count is within one of its exact share.
+        ends = np.minimum(np.floor(np.cumsum(client_mixes * size, axis=0) + 1e-6), sizes).astype(np.int64)
+        return distribute(ranks, np.diff(ends, axis=0, prepend=0), rng)
 
 
 def _circulant(classes: int) -> np.ndarray:
-    """Shares of the classes by their distance from the main one, going up and around."""
+    """The share of each class by its circular distance from the main class."""
     share = np.zeros(classes)
     for offset, part in ((0, 0.50), (1, 0.15), (-1, 0.15)):
         share[offset % classes] += part
-    rest = np.arange(2, classes - 1)
+    other_offsets = np.arange(2, classes - 1)
     if classes == 10:
-        share[rest] = np.where(rest == 5, 0.02, 0.03)
-    elif len(rest):
-        share[rest] = 0.20 / len(rest)
+        share[other_offsets] = np.where(other_offsets == 5, 0.02, 0.03)
+    elif len(other_offsets):
+        share[other_offsets] = 0.20 / len(other_offsets)
     return share / share.sum()
 
 
@@ -362,7 +368,7 @@ def _circulant(classes: int) -> np.ndarray:
 class Natural(Partition):
     """Each natural id (writer, room, patient) is a client, in the order of the ids.
 
-    With fewer clients than ids, the ids are dealt round-robin: the j-th id goes to client j mod clients.
+    With fewer clients than ids, the ids are assigned round-robin: the j-th id goes to client j mod clients.
     """
 
     def rows(
@@ -381,7 +387,7 @@ class Natural(Partition):
         Args:
             groups: the natural id of each sample.
             ids: the sorted ids of the training part.
-            clients: how many clients.
+            clients: the number of clients.
 
         Returns:
             the client's number, −1 for an id that is not among `ids`.

@@ -1,4 +1,4 @@
-"""Who holds what, at a glance: a picture of clients × classes for a page, a table for the terminal."""
+"""The number of samples by client and class, as a picture for a page and as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FORMATS = ("png", "svg", "pdf")
 def draw_counts(
     counts: Tensor, names: Sequence[str], path: Path, title: str = "Training samples by client and class"
 ) -> None:
-    """Write a picture of who holds what.
+    """Write a picture of the number of samples by client and class.
 
     Args:
         counts: `[clients, classes]`, numbers of samples.
-        names: the classes' names; numbers stand in their place where there are not as many names as classes.
+        names: the classes' names; numbers are used where there are not as many names as classes.
         path: the file, whose suffix says whether it is a PNG, SVG or PDF.
-        title: what stands above the picture.
+        title: the title of the picture.
     """
     from matplotlib import rc_context
     from matplotlib.colors import PowerNorm
@@ -56,14 +56,14 @@ def draw_counts(
     figure = Figure(figsize=(page.width, page.height), layout=None, facecolor="white")
     grid = figure.add_axes(page.area(page.left, page.bottom, page.grid_width, page.grid_height))
     image = _draw_grid(grid, table, labels, page, norm)
-    above = page.area(page.left, page.bottom + page.grid_height + 0.1, page.grid_width, page.bars)
-    _draw_totals(figure.add_axes(above, sharex=grid), table)
+    bars_area = page.area(page.left, page.bottom + page.grid_height + 0.1, page.grid_width, page.bars)
+    _draw_totals(figure.add_axes(bars_area, sharex=grid), table)
     grid.set_xlim(-0.5, len(table) - 0.5)
-    beside = page.area(page.left + page.grid_width + 0.25, page.bottom, 0.13, min(page.grid_height, 2.2))
-    _draw_scale(figure, figure.add_axes(beside), image, norm)
-    left = page.left / page.width
-    figure.text(left, 1 - 0.2 / page.height, title, fontsize=11, weight="bold", color=_INK, va="center")
-    figure.text(left, 1 - 0.42 / page.height, _summary(table), fontsize=8, color=_QUIET, va="center")
+    scale_area = page.area(page.left + page.grid_width + 0.25, page.bottom, 0.13, min(page.grid_height, 2.2))
+    _draw_scale(figure, figure.add_axes(scale_area), image, norm)
+    text_left = page.left / page.width
+    figure.text(text_left, 1 - 0.2 / page.height, title, fontsize=11, weight="bold", color=_INK, va="center")
+    figure.text(text_left, 1 - 0.42 / page.height, _summary(table), fontsize=8, color=_QUIET, va="center")
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # No date and no random ids in the file: the same counts give the same picture.
@@ -81,7 +81,7 @@ class _Page:
     grid_width: float
     grid_height: float
     left: float
-    font: float  # of the numbers in the cells, in points
+    font: float  # the font size of the numbers in the cells, in points
     right: float = 1.15
     bottom: float = 0.62
     bars: float = 0.62
@@ -94,8 +94,10 @@ class _Page:
         cell_width, cell_height = min(9.0 / clients, 0.62), min(6.5 / classes, 0.34)
         digits = len(f"{int(table.max()):,}")
         font = min(cell_width * 72 / (0.62 * digits + 0.5), cell_height * 72 * 0.55, 9.0)
-        left = 0.75 + 0.075 * min(max(map(len, labels)), 16)
-        return cls(cell_width, cell_height, max(cell_width * clients, 4.4), max(cell_height * classes, 0.9), left, font)
+        left_margin = 0.75 + 0.075 * min(max(map(len, labels)), 16)
+        return cls(
+            cell_width, cell_height, max(cell_width * clients, 4.4), max(cell_height * classes, 0.9), left_margin, font
+        )
 
     @property
     def width(self) -> float:
@@ -154,13 +156,13 @@ def _draw_totals(axes: Axes, table: np.ndarray) -> None:
 
 
 def _draw_scale(figure: Figure, axes: Axes, image: AxesImage, norm: Normalize) -> None:
-    """The scale of shades, with marks that are evenly spaced on the page, not in value, and read well."""
+    """The scale of shades, with ticks of round values at even distances on the page."""
     from matplotlib.ticker import FuncFormatter
 
     scale = figure.colorbar(image, cax=axes)
     scale.outline.set_visible(False)
-    marks = {_round(float(norm.inverse(part))) for part in (0.0, 0.25, 0.5, 0.75, 1.0)}
-    scale.set_ticks(sorted(m for m in marks if m <= float(norm.vmax or 1.0)))
+    ticks = {_round(float(norm.inverse(part))) for part in (0.0, 0.25, 0.5, 0.75, 1.0)}
+    scale.set_ticks(sorted(m for m in ticks if m <= float(norm.vmax or 1.0)))
     scale.formatter = FuncFormatter(lambda value, _: f"{value:,.0f}")
     scale.minorticks_off()
     axes.tick_params(length=0, labelsize=7, labelcolor=_QUIET)
@@ -170,13 +172,13 @@ def _draw_scale(figure: Figure, axes: Axes, image: AxesImage, norm: Normalize) -
 def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None) -> Table:
     """The counts as a shaded table for a terminal.
 
-    Many classes become one strip of shades for each client, and of many clients only the first are shown; the caption says
-    what was left out.
+    Many classes become one strip of shades for each client, and of many clients only the first are shown; the caption
+    says how many are not.
 
     Args:
         counts: `[clients, classes]`, numbers of samples.
         names: the classes' names.
-        width: of the terminal in characters; without it that of the terminal there is.
+        width: the width of the terminal in characters; by default that of the current terminal.
 
     Returns:
         a table to print.
@@ -187,11 +189,13 @@ def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None)
     table = counts.cpu().numpy()
     clients, classes = table.shape
     labels = _names(names, classes)
-    most = max(int(table.max()), 1)
+    largest = max(int(table.max()), 1)
     width = shutil.get_terminal_size().columns if width is None else width
-    room = (width - 18) // classes - 1  # beside the columns of clients and totals; names are cut before counts
-    cell = max(len(f"{most:,}"), min(max(map(len, labels)), room, 9))
-    in_full = classes <= MOST_CLASSES and cell <= room
+    cell_room = (
+        width - 18
+    ) // classes - 1  # the width that the columns of clients and totals leave; names are cut before counts
+    cell = max(len(f"{largest:,}"), min(max(map(len, labels)), cell_room, 9))
+    in_full = classes <= MOST_CLASSES and cell <= cell_room
 
     caption = [_summary(table)]
     view = Table(title="Training samples by client and class", box=None, padding=(0, 0), pad_edge=False)
@@ -201,8 +205,8 @@ def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None)
             view.add_column(" " + _cut(name, cell), justify="right", min_width=cell + 1, no_wrap=True)
     else:
         bins = min(classes, STRIP)
-        each = "one class" if bins == classes else f"about {classes / bins:.1f} classes"
-        caption.append(f"a block is {each}, from {labels[0]} to {labels[-1]}; the darker, the more samples")
+        block_meaning = "one class" if bins == classes else f"about {classes / bins:.1f} classes"
+        caption.append(f"a block is {block_meaning}, from {labels[0]} to {labels[-1]}; the darker, the more samples")
         view.add_column(f"  {classes} classes", no_wrap=True)
         view.add_column("  classes", justify="right")
     view.add_column("  total", justify="right", style="bold")
@@ -210,16 +214,16 @@ def counts_table(counts: Tensor, names: Sequence[str], width: int | None = None)
         row = table[client]
         cells = [Text(str(client))]
         if in_full:
-            cells += [_shaded(int(n), most, cell + 1) for n in row]
+            cells += [_shaded(int(n), largest, cell + 1) for n in row]
         else:
             parts = np.array([part.sum() for part in np.array_split(row, bins)])
-            cells += [Text("  " + _strip(parts, most)), Text(str(np.count_nonzero(row)))]
+            cells += [Text("  " + _strip(parts, largest)), Text(str(np.count_nonzero(row)))]
         view.add_row(*cells, f"{int(row.sum()):,}")
     if clients > MOST_CLIENTS:
-        rest = table[MOST_CLIENTS:]
+        hidden_rows = table[MOST_CLIENTS:]
         caption.append(
-            f"{clients - MOST_CLIENTS} more clients ({MOST_CLIENTS} to {clients - 1}) with {int(rest.sum()):,} samples "
-            "are not shown"
+            f"{clients - MOST_CLIENTS} more clients ({MOST_CLIENTS} to {clients - 1}) "
+            f"with {int(hidden_rows.sum()):,} samples are not shown"
         )
     view.caption = "\n".join(caption)
     view.caption_justify = "left"
@@ -258,10 +262,10 @@ def _ticks(number: int, room: float) -> np.ndarray:
 
 def _summary(table: np.ndarray) -> str:
     """How many clients, classes and samples there are, in one line."""
-    totals, held = table.sum(axis=1), (table > 0).sum(axis=1)
+    totals, class_counts = table.sum(axis=1), (table > 0).sum(axis=1)
     return (
         f"{table.shape[0]} clients, {table.shape[1]} classes, {int(table.sum()):,} samples; "
-        f"{_range(totals)} samples and {_range(held)} classes a client"
+        f"{_range(totals)} samples and {_range(class_counts)} classes a client"
     )
 
 

@@ -1,4 +1,4 @@
-"""Choosing rows by class: shared by the data sources, the partitions and the splits."""
+"""The choice of rows by class, which data sources, partitions and splits share."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 def apportion(total: int, weights: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Whole numbers in proportion to weights.
 
-    What one entry cannot take goes to the others; where `most` adds up to less than `total`, the result is `most`.
+    What exceeds the largest number of one entry goes to the others. Where `most` adds up to less than `total`, the
+    result is `most`.
 
     Args:
-        total: what the numbers are to add up to.
+        total: the sum of the numbers.
         weights: `[n]`.
         most: `[n]`, the largest number that each entry may have.
 
@@ -37,7 +38,7 @@ def pick(ranks: np.ndarray, take: np.ndarray, rng: np.random.Generator | None = 
 
     Args:
         ranks: `[n]`, the class of each row, as `ranked` numbers them.
-        take: how many rows of each class.
+        take: the number of rows of each class.
         rng: the stream to draw from; without it the first rows are taken.
 
     Returns:
@@ -50,9 +51,9 @@ def pick(ranks: np.ndarray, take: np.ndarray, rng: np.random.Generator | None = 
     order = order[np.argsort(ranks[order], kind="stable")]
     sizes = np.bincount(ranks, minlength=len(take))
     rank = np.arange(len(ranks)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    chosen = np.zeros(len(ranks), bool)
-    chosen[order[rank < np.repeat(take, sizes)]] = True
-    return chosen
+    mask = np.zeros(len(ranks), bool)
+    mask[order[rank < np.repeat(take, sizes)]] = True
+    return mask
 
 
 def balanced(labels: np.ndarray, number: int, rng: np.random.Generator | None = None) -> np.ndarray:
@@ -60,7 +61,7 @@ def balanced(labels: np.ndarray, number: int, rng: np.random.Generator | None = 
 
     Args:
         labels: `[n]`.
-        number: how many rows.
+        number: the number of rows.
         rng: the stream to draw from; without it the first rows are taken.
 
     Returns:
@@ -79,8 +80,8 @@ def balanced(labels: np.ndarray, number: int, rng: np.random.Generator | None = 
 def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
     """Choose a stratified share of the rows, at least one and at most all but one (of two or more rows).
 
-    The last row of a class stays, so that no held-out class is unknown to what remains. Only where every class has a
-    single row does one of them go.
+    The last row of a class is never held out, so that every held-out class is in the remaining rows too. Only where
+    every class has a single row, one of them is held out.
 
     Args:
         labels: `[n]`.
@@ -95,7 +96,7 @@ def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
     """
     ranks, sizes = ranked(labels)
     target = min(max(round(share * len(labels)), 1), len(labels) - 1)
-    order = rng.permutation(len(sizes))  # ties fall to a random class, not always to the first
+    order = rng.permutation(len(sizes))  # so that ties are broken at random
     take = np.empty_like(sizes)
     take[order] = apportion(target, sizes[order], sizes[order] - 1)
     if not take.any():
@@ -120,18 +121,18 @@ def ranked(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return ranks.reshape(-1), sizes.astype(np.int64)
 
 
-def deal(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal random rows to clients; no row is dealt twice.
+def distribute(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Distribute random rows over clients; no row goes to two clients.
 
     Args:
         ranks: `[n]`, the class of each row, as `ranked` numbers them.
-        counts: `[clients, classes]`, how many rows of each class a client gets.
+        counts: `[clients, classes]`, the number of rows of each class that a client gets.
         rng: the stream to draw from.
 
     Returns:
         the rows of each client, in ascending order.
 
-    >>> [rows.tolist() for rows in deal(np.array([0, 0, 1]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))]
+    >>> [rows.tolist() for rows in distribute(np.array([0, 0, 1]), np.array([[2, 0], [0, 1]]), np.random.default_rng(0))]
     [[0, 1], [2]]
     """
     clients, classes = counts.shape
@@ -139,7 +140,7 @@ def deal(ranks: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> lis
     order = order[np.argsort(ranks[order], kind="stable")]
     sizes = np.bincount(ranks, minlength=classes)
     start = np.cumsum(sizes) - sizes
-    owner = np.full(len(ranks), clients)  # what is nobody's comes last and is cut off
+    owner = np.full(len(ranks), clients)  # rows of no client come last and are cut off
     for c in range(classes):
         owner[order[start[c] : start[c] + counts[:, c].sum()]] = np.repeat(np.arange(clients), counts[:, c])
     return gather(owner, clients)
@@ -150,7 +151,7 @@ def gather(owner: np.ndarray, clients: int) -> list[np.ndarray]:
 
     Args:
         owner: `[n]`, the client of each row; rows of no client have another number.
-        clients: how many clients.
+        clients: the number of clients.
 
     Returns:
         the rows of each client, in ascending order.

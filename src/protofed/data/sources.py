@@ -1,7 +1,7 @@
-"""Where data comes from: one registry of sources, and `load`, which takes a name, a path or a data set.
+"""Data sources: their registry, and `load`, which takes a name, a path or a data set.
 
-A source is a frozen dataclass of its settings. `read` gives the data set as it is stored; `load` then keeps as many
-samples as were asked for and standardises, the same way for all.
+A source is a frozen dataclass of its settings. `read` returns the data set as it is stored; `load` then limits, resizes
+and standardises the samples, in the same way for all sources.
 """
 
 from __future__ import annotations
@@ -34,25 +34,27 @@ class DataSource:
     standardise: bool = True
     """Mean 0 and deviation 1 per channel (images) or feature (flat samples), by the training part."""
     limit_train: int | None = None
-    """Keep only so many training samples: the first of each class, equally many as far as they go."""
+    """The most training samples: the first of each class, the same number of each as far as it has them."""
     limit_test: int | None = None
     resize: int | None = None
-    """Bring images to so many pixels in height and width."""
+    """The height and width in pixels to which images are resized."""
     image_channels: int | None = None
-    """3: grey images get three equal channels."""
+    """With 3, grey images get three equal channels."""
 
     def __post_init__(self) -> None:
-        for what, limit in (("limit_train", self.limit_train), ("limit_test", self.limit_test)):
+        for key, limit in (("limit_train", self.limit_train), ("limit_test", self.limit_test)):
             if limit is not None and limit < 1:
-                raise ValueError(f"{what} must be at least 1, got {limit}")
+                raise ValueError(f"{key} must be at least 1, got {limit}")
         if self.resize is not None and self.resize < 1:
             raise ValueError(f"resize must be at least 1, got {self.resize}")
 
     def load(self) -> Dataset:
+        """The data set, limited, resized and standardised as the settings ask."""
         data = _shaped(_limited(self.read(), self.limit_train, self.limit_test), self.resize, self.image_channels)
         return data.standardised() if self.standardise else data
 
     def read(self) -> Dataset:
+        """The data set as it is stored, which a source defines."""
         raise TypeError(f"{type(self).__name__} defines no read")
 
 
@@ -61,27 +63,33 @@ register = sources.register
 
 
 def load(data: str | Path | Dataset, **options: Any) -> Dataset:
-    """A data set by registered name, path of an `.npz` or `.csv` file, path of an image folder, or `hub:NAME`.
+    """Load a data set.
 
-    A `Dataset` is checked and returned as it is.
+    Args:
+        data: A registered name, the path of an `.npz` or `.csv` file or of an image folder, `hub:NAME`, or a
+            `Dataset`, which is checked and returned as it is.
+        **options: The settings of the source.
+
+    Returns:
+        The data set. `load("digits", limit_train=100)`
     """
     if isinstance(data, Dataset):
         if options:
             raise ProtofedError(f"{data.name}: settings {', '.join(options)} do not apply to a data set in memory")
         data.check()
         return data
-    name, own = source_of(data)
-    return sources.make(name, {**own, **options}).load()
+    name, path_settings = source_of(data)
+    return sources.make(name, {**path_settings, **options}).load()
 
 
 def source_of(data: Any) -> tuple[str, dict[str, Any]]:
-    """The source that is meant by a name, a path or `hub:NAME`.
+    """The source that a name, a path or `hub:NAME` refers to.
 
     Args:
-        data: what a person gave: `digits`, `mine.npz`, `notes.csv`, the path of a folder of images, `hub:owner/name`.
+        data: what the user gave: `digits`, `mine.npz`, `notes.csv`, the path of a folder of images, `hub:owner/name`.
 
     Returns:
-        The source's registered name, and its settings: the path, where it was one.
+        The source's registered name, and its settings, which have the path where `data` is one.
     """
     if not isinstance(data, str | Path):
         raise ProtofedError(
@@ -107,7 +115,7 @@ def source_of(data: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _described(data: Any) -> str:
-    """What something is that was given in place of a data set, in a few words."""
+    """A description in a few words of an object that was given in place of a data set."""
     shape = getattr(data, "shape", None)
     size = f" of shape {tuple(shape)}" if isinstance(shape, tuple) else ""
     return f"{type(data).__name__}{size}" if size or not isinstance(data, bool | int | float) else repr(data)
@@ -116,7 +124,7 @@ def _described(data: Any) -> str:
 def _is_folder(text: str) -> bool:
     try:
         return Path(text).expanduser().is_dir()
-    except (OSError, RuntimeError, ValueError):  # too long for a path, or the home of nobody
+    except (OSError, RuntimeError, ValueError):  # too long for a path, or an unknown home folder
         return False
 
 
@@ -131,63 +139,79 @@ def _limited(data: Dataset, train: int | None, test: int | None) -> Dataset:
         labels = getattr(data, f"y_{part}")
         if limit is None or labels is None or limit >= len(labels):
             continue
-        kept = torch.from_numpy(np.flatnonzero(balanced(labels.numpy(), limit)))
-        for what in ("x", "y", "group"):
-            tensor = getattr(data, f"{what}_{part}")
-            changes[f"{what}_{part}"] = None if tensor is None else tensor[kept]
+        rows = torch.from_numpy(np.flatnonzero(balanced(labels.numpy(), limit)))
+        for field_name in ("x", "y", "group"):
+            tensor = getattr(data, f"{field_name}_{part}")
+            changes[f"{field_name}_{part}"] = None if tensor is None else tensor[rows]
     return replace(data, **changes)
 
 
 def _shaped(data: Dataset, resize: int | None, channels: int | None) -> Dataset:
-    """Images of another size or with more channels."""
+    """The data set with its images resized, or with more channels."""
     if resize is None and channels is None:
         return data
     setting = f"resize={resize}" if resize is not None else f"image_channels={channels}"
     if data.x_train.ndim != 4 or not data.x_train.is_floating_point():
-        kind = "samples" if data.x_train.is_floating_point() else "token ids"
-        raise ProtofedError(f"{data.name}: {setting} is for images; it has {kind} of shape {list(data.sample_shape)}")
-    own = data.sample_shape[0]
-    if channels not in (None, own) and (own, channels) != (1, 3):
-        raise ProtofedError(f"{data.name}: image_channels={channels}, but its images have {own}; only 1 can become 3")
+        sample_type = "samples" if data.x_train.is_floating_point() else "token ids"
+        raise ProtofedError(
+            f"{data.name}: {setting} is for images; it has {sample_type} of shape {list(data.sample_shape)}"
+        )
+    own_channels = data.sample_shape[0]
+    if channels not in (None, own_channels) and (own_channels, channels) != (1, 3):
+        raise ProtofedError(
+            f"{data.name}: image_channels={channels}, but its images have {own_channels}; only 1 can become 3"
+        )
 
     def shaped(x: Tensor | None) -> Tensor | None:
         if x is not None and resize is not None and x.shape[2:] != (resize, resize):
             x = torch.cat([resized(piece, resize) for piece in x.split(1024)])
-        return x if x is None or channels in (None, own) else x.repeat(1, 3, 1, 1)
+        return x if x is None or channels in (None, own_channels) else x.repeat(1, 3, 1, 1)
 
     changes: dict[str, Any] = {part: shaped(getattr(data, part)) for part in ("x_train", "x_test", "x_unlabelled")}
     return replace(data, **changes)
 
 
 def resized(x: Tensor, side: int) -> Tensor:
-    """Images `[n, c, h, w]` brought to so many pixels in height and width."""
+    """Images `[n, c, h, w]` resized to `side` pixels in height and width."""
     return interpolate(x, (side, side), mode="bilinear", antialias=True)
 
 
-def places(name: str, path: str | None, *known: str) -> list[Path]:
-    """The folders to look in: the one a person named, or else the usual ones."""
+def places(name: str, path: str | None, *usual_folders: str) -> list[Path]:
+    """The folders in which files are searched.
+
+    Args:
+        name: The data set's name.
+        path: The folder that the user named; no other folder is searched then.
+        *usual_folders: Further folders where systems put this data set.
+
+    Returns:
+        The folders, in the order of the search.
+    """
     if path is not None:
         return [Path(path).expanduser()]
     home = os.environ.get("PROTOFED_DATA")
-    usual = [Path(home).expanduser() / name] if home else []
-    return [*usual, Path("~/.cache/protofed").expanduser() / name, *map(Path, known)]
+    data_folders = [Path(home).expanduser() / name] if home else []
+    return [*data_folders, Path("~/.cache/protofed").expanduser() / name, *map(Path, usual_folders)]
 
 
 def listed(items: Iterable[object]) -> str:
+    """The items in one line, separated by commas."""
     return ", ".join(map(str, items))
 
 
 def first_line(error: BaseException) -> str:
-    """Of another library's message, what goes into our one line."""
+    """The first line of another library's error message, for our message of one line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def digits_rows() -> np.ndarray:
-    """The rows of scikit-learn's digits, 64 pixels and a label each, read from its file: loading scikit-learn itself
-    takes longer than a short run."""
-    found = importlib.util.find_spec("sklearn")
-    if found is not None and found.origin is not None:
-        file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    """The rows of scikit-learn's digits, 64 pixels and a label each.
+
+    They are read from its file, because the import of scikit-learn takes longer than a short run.
+    """
+    spec = importlib.util.find_spec("sklearn")
+    if spec is not None and spec.origin is not None:
+        file = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
         if file.is_file():
             return np.loadtxt(file, delimiter=",")
     from sklearn.datasets import load_digits
@@ -204,6 +228,8 @@ class Digits(DataSource):
     def read(self) -> Dataset:
         rows = digits_rows()
         x, y = (rows[:, :-1] / 16.0).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
-        held = hold_out(y, 0.2, numpy_stream(0, "digits"))
+        test_mask = hold_out(y, 0.2, numpy_stream(0, "digits"))
         names = tuple("0123456789")
-        return Dataset.from_arrays(x[~held], y[~held], x[held], y[held], class_names=names, name="digits", flips=False)
+        return Dataset.from_arrays(
+            x[~test_mask], y[~test_mask], x[test_mask], y[test_mask], class_names=names, name="digits", flips=False
+        )

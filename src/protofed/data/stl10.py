@@ -30,7 +30,7 @@ class STL10(DataSource):
 
     path: str | None = None
     limit_unlabelled: int | None = None
-    """Keep only the first so many unlabelled pictures; 0: none, and their file is not needed."""
+    """The most unlabelled pictures, of which the first are used; with 0 their file is not needed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +55,7 @@ class STL10(DataSource):
         )
 
     def part(self, folder: Path, part: str) -> tuple[Tensor, np.ndarray]:
+        """The pictures and labels of the training or the test part."""
         images, labels = folder / f"{part}_X.bin", folder / f"{part}_y.bin"
         x, y = read_pictures(images, self.resize), _bytes(labels)
         if len(x) != len(y):
@@ -64,6 +65,7 @@ class STL10(DataSource):
         return x, y.astype(np.int64) - 1
 
     def folder(self) -> Path:
+        """The folder that has the files."""
         roots = places(self.name, self.path)
         for root in roots:
             for folder in (root, root / FOLDER):
@@ -76,7 +78,10 @@ class STL10(DataSource):
 
 
 def read_pictures(file: Path, side: int | None, limit: int | None = None) -> Tensor:
-    """Pictures `[n, 3, side, side]` from 0 to 1, made smaller a few at a time: all at full size may be too many."""
+    """Pictures `[n, 3, side, side]` from 0 to 1.
+
+    They are resized in pieces, because all of them in full size may not fit into memory.
+    """
     raw = _bytes(file)
     if len(raw) % BYTES:
         raise ProtofedError(f"{file}: {len(raw):,} bytes; expected {BYTES:,} (3×{SIDE}×{SIDE}) for each picture")
@@ -84,14 +89,14 @@ def read_pictures(file: Path, side: int | None, limit: int | None = None) -> Ten
     side = SIDE if side is None else side
     pictures = torch.empty(len(stored), 3, side, side)
     for start in range(0, len(stored), 1024):
-        piece = stored[start : start + 1024].transpose(0, 1, 3, 2)  # the files go down each column
+        piece = stored[start : start + 1024].transpose(0, 1, 3, 2)  # the files are in column-major order
         x = torch.from_numpy(np.ascontiguousarray(piece)).to(torch.float32) / 255
         pictures[start : start + 1024] = x if side == SIDE else resized(x, side)
     return pictures
 
 
 def _bytes(file: Path) -> np.ndarray:
-    """The file's bytes, read from disk where they are looked at."""
+    """The bytes of a file, mapped into memory."""
     try:
         if file.stat().st_size == 0:
             raise ProtofedError(f"{file}: empty")

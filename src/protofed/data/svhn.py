@@ -41,6 +41,7 @@ class SVHN(DataSource):
         )
 
     def folder(self) -> Path:
+        """The folder that has the files."""
         roots = places(self.name, self.path)
         for root in roots:
             if (root / "train_32x32.mat").is_file():
@@ -75,6 +76,6 @@ def read_digits(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _first(x: np.ndarray, y: np.ndarray, limit: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Those that `load` would keep, while they are bytes."""
-    chosen = slice(None) if limit is None or limit >= len(y) else balanced(y, limit)
-    return x[chosen], y[chosen]
+    """The samples that `load` would keep, selected while they are bytes."""
+    selected = slice(None) if limit is None or limit >= len(y) else balanced(y, limit)
+    return x[selected], y[selected]

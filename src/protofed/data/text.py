@@ -1,7 +1,7 @@
 """Text: notes with a label, read from .csv, .tsv or .jsonl files, and turned into token ids once.
 
-A text that stands there several times is kept once, so that no copy of a training text is ever tested on; what it is
-called where its copies disagree is a setting, not an accident of order.
+A text that occurs several times is kept once, so that no copy of a training text is in the test part. A setting decides
+which label it gets where its copies have different ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger("protofed")
 
 Several = Literal["error", "first", "drop", "rarest"]
 
-_CLS, _SEP, _WORDS = 1, 2, 3  # of the hashing tokenizer: 0 is padding, and words begin at 3
+_CLS, _SEP, _WORDS = 1, 2, 3  # token ids of the hashing tokenizer, whose words begin at 3
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -50,16 +50,16 @@ def table(path: str, columns: Sequence[str], skip: bool = False) -> Iterator[tup
         skip: whether rows that cannot be read are left out; otherwise they are errors.
 
     Returns:
-        for each row where it is, and the text in each of these columns; what is missing from a row is empty.
+        for each row its file and line, and the text in each of these columns, empty where the row has none.
     """
     file = Path(path).expanduser()
     suffixes = [s for s in map(str.lower, file.suffixes) if s != ".gz"]
-    kind = suffixes[-1] if suffixes else ""
-    if kind not in (".csv", ".tsv", ".jsonl"):
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix not in (".csv", ".tsv", ".jsonl"):
         raise ProtofedError(f"{file}: expected a file .csv, .tsv or .jsonl, or one of these with .gz")
     if not file.is_file():
         raise ProtofedError(f"{file}: no such file")
-    rows = _json_lines if kind == ".jsonl" else _delimited("\t" if kind == ".tsv" else ",")
+    rows = _json_lines if suffix == ".jsonl" else _delimited("\t" if suffix == ".tsv" else ",")
     skipped = 0
     try:
         with _opened(file) as stream:
@@ -93,13 +93,13 @@ def _delimited(delimiter: str) -> Rows:
         try:
             reader = csv.reader(stream, delimiter=delimiter, strict=True)
             header = next(reader, [])
-            if missing := [c for c in columns if c not in header]:
-                raise ProtofedError(f"{file}: no column {listed(missing)}; found {listed(header) or 'nothing'}")
-            where = [header.index(c) for c in columns]
+            if missing_columns := [c for c in columns if c not in header]:
+                raise ProtofedError(f"{file}: no column {listed(missing_columns)}; found {listed(header) or 'nothing'}")
+            positions = [header.index(c) for c in columns]
             begin = reader.line_num + 1
             for cells in reader:
                 if len(cells) == len(header):
-                    yield begin, {c: cells[i] for c, i in zip(columns, where, strict=True)}
+                    yield begin, {c: cells[i] for c, i in zip(columns, positions, strict=True)}
                 elif cells:
                     yield begin, f"{len(cells)} fields, but the header has {len(header)}"
                 begin = reader.line_num + 1
@@ -112,7 +112,7 @@ def _delimited(delimiter: str) -> Rows:
 
 
 def _json_lines(stream: IO[str], file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | str]]:
-    known: set[str] = set()
+    known_keys: set[str] = set()
     for line, text in enumerate(stream, 1):
         if not text.strip():
             continue
@@ -126,73 +126,76 @@ def _json_lines(stream: IO[str], file: Path, columns: Sequence[str]) -> Iterator
         elif nested := [c for c in columns if isinstance(item.get(c), dict | list)]:
             yield line, f"{nested[0]} must be text or a number, got {type(item[nested[0]]).__name__}"
         else:
-            known |= item.keys()
+            known_keys |= item.keys()
             yield line, {c: "" if item.get(c) is None else str(item[c]) for c in columns}
-    if missing := [c for c in columns if c not in known]:
-        raise ProtofedError(f"{file}: no key {listed(missing)} in any line; found {listed(sorted(known)) or 'nothing'}")
+    if missing_keys := [c for c in columns if c not in known_keys]:
+        raise ProtofedError(
+            f"{file}: no key {listed(missing_keys)} in any line; found {listed(sorted(known_keys)) or 'nothing'}"
+        )
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Note:
-    """One labelled text, where it was read, and what it belongs to."""
+    """One labelled text, its file and line, and the group and unit it belongs to."""
 
     text: str
     label: str
-    where: str
+    source: str
     test: bool = False
     group: str = ""
     unit: str = ""
-    """What must not be divided between training and test part, such as the patient."""
+    """A unit, such as the patient, whose notes are all in the training part or all in the test part."""
 
 
 def distinct(notes: Sequence[Note], several: Several, repeats: bool, name: str) -> list[Note]:
-    """Give each text one label; and, unless repeats may stay, keep each text once.
+    """Give each text one label, and keep each text once, unless repeats are allowed.
 
-    Texts are the same whatever their case and spacing. A text of both parts stays in the test part.
+    Texts that differ in case and spacing only are the same. A text of both parts is kept in the test part.
 
     Args:
         notes: all labelled texts.
         several: what is done where copies of a text have different labels.
-        repeats: whether copies of a text may stay.
+        repeats: whether copies of a text are kept.
         name: the source's, for messages.
 
     Returns:
-        the notes that stay, in their order.
+        the notes that are kept, in their order.
     """
     copies: dict[bytes, list[Note]] = defaultdict(list)
     for note in sorted(notes, key=lambda n: not n.test):
-        plain = " ".join(note.text.split()).casefold()
-        copies[hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()].append(note)
-    texts_of = Counter(label for same in copies.values() for label in {n.label for n in same})
-    chosen_ids: set[int] = set()
-    disagree = 0
-    for same in copies.values():
-        labels = {n.label for n in same}
-        label = same[0].label
+        normalised = " ".join(note.text.split()).casefold()
+        copies[hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=16).digest()].append(note)
+    texts_of = Counter(label for copies_of_text in copies.values() for label in {n.label for n in copies_of_text})
+    selected_ids: set[int] = set()
+    conflicts = 0
+    for copies_of_text in copies.values():
+        labels = {n.label for n in copies_of_text}
+        label = copies_of_text[0].label
         if len(labels) > 1:
-            disagree += 1
+            conflicts += 1
             if several == "error":
-                other = next(n for n in same if n.label != label)
+                conflicting = next(n for n in copies_of_text if n.label != label)
                 raise ProtofedError(
-                    f"{other.where}: label {other.label!r}, but the same text is {label!r} in {same[0].where}; "
+                    f"{conflicting.source}: label {conflicting.label!r}, "
+                    f"but the same text is {label!r} in {copies_of_text[0].source}; "
                     "choose with several= first, drop or rarest"
                 )
             if several == "drop":
                 continue
             if several == "rarest":
-                label = min(labels, key=lambda one: (texts_of[one], one))
-        chosen = [n for n in same if n.label == label]
-        chosen = [n for n in chosen if n.test == chosen[0].test] if repeats else chosen[:1]
-        chosen_ids |= {id(n) for n in chosen}
-    result = [n for n in notes if id(n) in chosen_ids]
+                label = min(labels, key=lambda candidate: (texts_of[candidate], candidate))
+        selected = [n for n in copies_of_text if n.label == label]
+        selected = [n for n in selected if n.test == selected[0].test] if repeats else selected[:1]
+        selected_ids |= {id(n) for n in selected}
+    result = [n for n in notes if id(n) in selected_ids]
     if len(result) < len(notes):
         log.info(
             "%s: %d rows, %d distinct texts, %d of them under several labels (several=%s); %d rows kept",
             name,
             len(notes),
             len(copies),
-            disagree,
+            conflicts,
             several,
             len(result),
         )
@@ -215,10 +218,10 @@ def split_off(notes: Sequence[Note], share: float, name: str) -> list[bool]:
         raise ProtofedError(f"{name}: {len(sizes)} distinct value to split by; expected at least 2")
     units = sorted(sizes)
     order = [units[i] for i in numpy_stream(0, "text split").permutation(len(units))]
-    reached = np.cumsum([sizes[unit] for unit in order])
-    number = int(np.searchsorted(reached, share * len(notes), side="right"))
-    held = set(order[: min(max(number, 1), len(order) - 1)])
-    return [n.unit in held for n in notes]
+    cumulative = np.cumsum([sizes[unit] for unit in order])
+    number = int(np.searchsorted(cumulative, share * len(notes), side="right"))
+    test_units = set(order[: min(max(number, 1), len(order) - 1)])
+    return [n.unit in test_units for n in notes]
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------
@@ -232,15 +235,15 @@ def _hashed(vocabulary: int, length: int) -> Callable[[Sequence[str]], list[list
     return lambda texts: [ids(text) for text in texts]
 
 
-def _published(where: str, local: bool, length: int) -> Callable[[Sequence[str]], list[list[int]]]:
+def _published(location: str, local: bool, length: int) -> Callable[[Sequence[str]], list[list[int]]]:
     """A tokenizer of the transformers library."""
-    library = transformers(f"tokenizer {where!r}")
+    library = transformers(f"tokenizer {location!r}")
     try:
         with quiet(library):
-            tokenizer = library.AutoTokenizer.from_pretrained(where, local_files_only=local)
-    except Exception as error:  # no network, no such name, damaged files: the library has many kinds
+            tokenizer = library.AutoTokenizer.from_pretrained(location, local_files_only=local)
+    except Exception as error:  # the library has many errors: no network, no such name, damaged files
         raise ProtofedError(
-            f"tokenizer {where!r} could not be loaded ({type(error).__name__}: {first_line(error)}); "
+            f"tokenizer {location!r} could not be loaded ({type(error).__name__}: {first_line(error)}); "
             "expected hash:SIZE, minilm, a folder with tokenizer.json, or a name of the hub"
         ) from None
 
@@ -248,24 +251,28 @@ def _published(where: str, local: bool, length: int) -> Callable[[Sequence[str]]
         return tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
 
     def beginnings(texts: Sequence[str]) -> list[list[int]]:
-        """Of a long text the first words are enough, where they give all the tokens that are wanted."""
+        """Tokens of the first words of each text; where these are too few tokens, of the whole text."""
         parts = [text.split(None, length) for text in texts]
-        heads = [t[: len(t) - len(p[-1])] if len(p) > length else t for t, p in zip(texts, parts, strict=True)]
-        rows = ids(heads)
-        short = [i for i, row in enumerate(rows) if len(row) < length and len(heads[i]) < len(texts[i])]
-        for i, row in zip(short, ids([texts[i] for i in short]) if short else (), strict=True):
+        beginnings_of_texts = [
+            t[: len(t) - len(p[-1])] if len(p) > length else t for t, p in zip(texts, parts, strict=True)
+        ]
+        rows = ids(beginnings_of_texts)
+        incomplete = [
+            i for i, row in enumerate(rows) if len(row) < length and len(beginnings_of_texts[i]) < len(texts[i])
+        ]
+        for i, row in zip(incomplete, ids([texts[i] for i in incomplete]) if incomplete else (), strict=True):
             rows[i] = row
         return rows
 
     return beginnings
 
 
-def _fingerprint(where: str, local: bool) -> str:
-    """A text that changes when a tokenizer does: of a folder, a digest of its small files."""
+def _fingerprint(location: str, local: bool) -> str:
+    """An identity that changes with the tokenizer: its name, or a digest of the small files in its folder."""
     if not local:
-        return where
+        return location
     content = hashlib.blake2b(digest_size=16)
-    for file in sorted(p for p in Path(where).iterdir() if p.suffix in (".json", ".txt", ".model")):
+    for file in sorted(p for p in Path(location).iterdir() if p.suffix in (".json", ".txt", ".model")):
         content.update(file.name.encode() + b"\0" + file.read_bytes())
     return content.hexdigest()
 
@@ -276,17 +283,17 @@ def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
     Args:
         texts: the texts.
         tokenizer: `hash:SIZE`, `minilm`, a folder, or a name of the hub.
-        length: tokens kept of each text.
+        length: the most tokens of a text.
 
     Returns:
-        `[n, length]`, −1 where a text has ended.
+        `[n, length]`, padded with −1.
     """
     if tokenizer.startswith("hash:"):
-        kind = tokenizer
+        identity = tokenizer
     else:
-        where, local = locate(tokenizer, "tokenizer")
-        kind = _fingerprint(where, local)
-    key = hashlib.blake2b(json.dumps(["tokens 1", kind, length]).encode(), digest_size=16)
+        location, local = locate(tokenizer, "tokenizer")
+        identity = _fingerprint(location, local)
+    key = hashlib.blake2b(json.dumps(["tokens 1", identity, length]).encode(), digest_size=16)
     for text in texts:
         raw = text.encode("utf-8", "surrogatepass")
         key.update(len(raw).to_bytes(8, "big") + raw)
@@ -297,7 +304,7 @@ def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
     if tokenizer.startswith("hash:"):
         encode = _hashed(int(tokenizer.removeprefix("hash:")), length)
     else:
-        encode = _published(where, local, length)
+        encode = _published(location, local, length)
     ids = np.full((len(texts), length), -1, np.int32)
     for start in range(0, len(texts), 1024):
         for row, tokens_of in enumerate(encode(texts[start : start + 1024]), start):
@@ -307,7 +314,7 @@ def tokens(texts: Sequence[str], tokenizer: str, length: int) -> np.ndarray:
 
 
 def _cached(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """The cached token ids, or none where the file is not there or damaged."""
+    """The cached token ids; None where the file is missing or damaged."""
     if not file.is_file():
         return None
     try:
@@ -319,7 +326,7 @@ def _cached(file: Path, shape: tuple[int, int]) -> np.ndarray | None:
 
 
 def _cache(file: Path, ids: np.ndarray) -> None:
-    """Write token ids. The file has its name only when it is whole, so that readers find all of it or nothing."""
+    """Write token ids. The file gets its name when it is whole, so that no reader finds a part of it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, suffix=".part", delete=False) as part:
@@ -332,12 +339,12 @@ def _cache(file: Path, ids: np.ndarray) -> None:
 # --- sources --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, kw_only=True)
 class TextSource(DataSource):
-    """What sources of text share: how it becomes tokens, and what is done about rows that are not right."""
+    """The settings that sources of text share: how text becomes tokens, and what is done with damaged rows."""
 
     tokenizer: str = "hash:8192"
     """`hash:SIZE`, `minilm`, or the folder or hub name of a published tokenizer: the encoder's."""
     length: int = 128
-    """Tokens kept of each text."""
+    """The most tokens of a text."""
     damaged: Literal["error", "skip"] = "error"
 
     def __post_init__(self) -> None:
@@ -349,22 +356,30 @@ class TextSource(DataSource):
             raise ValueError(f"tokenizer must be hash:SIZE with a size above {_WORDS}, got {self.tokenizer!r}")
 
     def dataset(self, notes: Sequence[Note], test: Sequence[bool], classes: Sequence[str], grouped: bool) -> Dataset:
+        """The data set of some notes.
+
+        Args:
+            notes: The labelled texts.
+            test: Whether each note is in the test part.
+            classes: The labels in the order of their numbers.
+            grouped: Whether the notes' groups are natural client ids.
+        """
         ids = torch.from_numpy(tokens([n.text for n in notes], self.tokenizer, self.length).astype(np.int64))
-        number = {label: y for y, label in enumerate(classes)}
-        y = torch.tensor([number[n.label] for n in notes], dtype=torch.int64)
+        class_number = {label: y for y, label in enumerate(classes)}
+        y = torch.tensor([class_number[n.label] for n in notes], dtype=torch.int64)
         groups = sorted({n.group for n in notes}) if grouped else []
-        number_of = {group: i for i, group in enumerate(groups)}
-        group = torch.tensor([number_of[n.group] for n in notes]) if grouped else None
-        held = torch.tensor(test, dtype=torch.bool)
-        has_test = bool(held.any())
+        group_number = {group: i for i, group in enumerate(groups)}
+        group = torch.tensor([group_number[n.group] for n in notes]) if grouped else None
+        test_mask = torch.tensor(test, dtype=torch.bool)
+        has_test = bool(test_mask.any())
         data = Dataset(
-            ids[~held],
-            y[~held],
-            ids[held] if has_test else None,
-            y[held] if has_test else None,
+            ids[~test_mask],
+            y[~test_mask],
+            ids[test_mask] if has_test else None,
+            y[test_mask] if has_test else None,
             len(classes),
-            None if group is None else group[~held],
-            None if group is None or not has_test else group[held],
+            None if group is None else group[~test_mask],
+            None if group is None or not has_test else group[test_mask],
             tuple(classes),
             self.name,
             group_names=tuple(groups),
@@ -392,10 +407,10 @@ class Text(TextSource):
     test_share: float = 0.3
     duplicates: Literal["drop", "keep"] = "drop"
     several: Several = "error"
-    """The label of a text that stands under several: the first, the rarest, or none (it is dropped)."""
+    """The label of a text that has several: the first, the rarest, or none (the text is dropped)."""
     min_class: int = 1
     classes: int | None = None
-    """Keep only so many classes, the most frequent."""
+    """The most classes, of which the most frequent are kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -403,22 +418,22 @@ class Text(TextSource):
             raise ValueError(f"test_share must be between 0 and 1, got {self.test_share}")
         if self.split_by is not None and self.path_test is not None:
             raise ValueError("split_by and path_test both make a test part; give one of them")
-        for what, value, least in (("min_class", self.min_class, 1), ("classes", self.classes, 2)):
-            if value is not None and value < least:
-                raise ValueError(f"{what} must be at least {least}, got {value}")
+        for key, value, minimum in (("min_class", self.min_class, 1), ("classes", self.classes, 2)):
+            if value is not None and value < minimum:
+                raise ValueError(f"{key} must be at least {minimum}, got {value}")
 
     def read(self) -> Dataset:
         notes = list(self.notes(self.path, test=False))
         if self.path_test is not None:
             notes += self.notes(self.path_test, test=True)
-        seen = {n.label for n in notes if not n.test}
+        training_labels = {n.label for n in notes if not n.test}
         for note in notes:
-            if note.label not in seen:
-                raise ProtofedError(f"{note.where}: label {note.label!r} does not occur in {self.path}")
+            if note.label not in training_labels:
+                raise ProtofedError(f"{note.source}: label {note.label!r} does not occur in {self.path}")
         notes = distinct(notes, self.several, self.duplicates == "keep", self.path)
         sizes = Counter(n.label for n in notes if not n.test)
         frequent = sorted(sizes, key=lambda label: (-sizes[label], label))[: self.classes]
-        names = _in_order([label for label in frequent if sizes[label] >= self.min_class])
+        names = _sorted_labels([label for label in frequent if sizes[label] >= self.min_class])
         if not names:
             raise ProtofedError(
                 f"{self.path}: no class has min_class={self.min_class} texts; the largest has "
@@ -432,23 +447,24 @@ class Text(TextSource):
         return self.dataset(notes, test, names, self.group is not None)
 
     def notes(self, path: str, test: bool) -> Iterator[Note]:
+        """The notes of one file; rows with an empty column are errors or left out."""
         columns = [c for c in (self.text, self.label, self.group, self.split_by) if c is not None]
         empty = 0
-        for where, row in table(path, columns, self.damaged == "skip"):
-            missing = next((c for c in columns if not row[c].strip()), None)
-            if missing is None:
+        for source, row in table(path, columns, self.damaged == "skip"):
+            empty_column = next((c for c in columns if not row[c].strip()), None)
+            if empty_column is None:
                 group = row[self.group].strip() if self.group else ""
                 unit = row[self.split_by].strip() if self.split_by else ""
-                yield Note(row[self.text], row[self.label].strip(), where, test, group, unit)
+                yield Note(row[self.text], row[self.label].strip(), source, test, group, unit)
             elif self.damaged == "error":
-                raise ProtofedError(f"{where}: {missing} is empty (damaged=skip leaves such rows out)")
+                raise ProtofedError(f"{source}: {empty_column} is empty (damaged=skip leaves such rows out)")
             else:
                 empty += 1
         if empty:
             log.warning("%s: %d rows with an empty %s are left out", path, empty, " or ".join(columns))
 
 
-def _in_order(labels: Sequence[str]) -> list[str]:
-    """By name, or where all are numbers by size."""
+def _sorted_labels(labels: Sequence[str]) -> list[str]:
+    """Labels in alphabetical order, or in numerical order where all are numbers."""
     key: Callable[[str], Any] = int if all(label.isdecimal() for label in labels) else str
     return sorted(labels, key=key)

@@ -43,14 +43,15 @@ class TinyImageNet(DataSource):
             (_training(root / "train", ids), self.limit_train),
             (_validation(root / "val", ids), self.limit_test),
         ):
-            if limit is not None and limit < len(files):  # those that `load` would keep: the others need no decoding
-                chosen = np.flatnonzero(balanced(labels, limit))
-                files, labels = [files[i] for i in chosen], labels[chosen]
+            if limit is not None and limit < len(files):  # only the samples that `load` would keep are decoded
+                selected = np.flatnonzero(balanced(labels, limit))
+                files, labels = [files[i] for i in selected], labels[selected]
             parts += [_pictures(files, self.size), labels]
         names = tuple(words.get(i, i).split(",")[0].strip() for i in ids)
         return Dataset.from_arrays(*parts, class_names=names, name=self.name, flips=True)
 
     def root(self) -> Path:
+        """The folder that has the files."""
         roots = places(self.name, self.path)
         for root in roots:
             for folder in (root, root / FOLDER):
@@ -85,15 +86,15 @@ def _training(folder: Path, ids: Sequence[str]) -> tuple[list[Path], np.ndarray]
 
 def _validation(folder: Path, ids: Sequence[str]) -> tuple[list[Path], np.ndarray]:
     notes = folder / "val_annotations.txt"
-    known = {name: label for label, name in enumerate(ids)}
+    label_of = {name: label for label, name in enumerate(ids)}
     files: list[Path] = []
     labels: list[int] = []
     for number, line in enumerate(_lines(notes), 1):
         cells = line.split("\t")
-        if len(cells) < 2 or cells[1] not in known:
+        if len(cells) < 2 or cells[1] not in label_of:
             raise ProtofedError(f"{notes} line {number}: expected a file name, a tab and a class id; got {line[:60]!r}")
         files.append(folder / "images" / cells[0])
-        labels.append(known[cells[1]])
+        labels.append(label_of[cells[1]])
     if not files:
         raise ProtofedError(f"{notes}: empty; expected one line for each picture")
     return files, np.asarray(labels)
@@ -117,7 +118,9 @@ def _pictures(files: Sequence[Path], size: int | None) -> np.ndarray:
         if number == 0:
             pixels = np.empty((len(files), 3, image.height, image.width), np.uint8)
         if (image.height, image.width) != pixels.shape[2:]:
-            wanted = f"{pixels.shape[3]}×{pixels.shape[2]}"
-            raise ProtofedError(f"{file} is {image.width}×{image.height} pixels, {files[0]} is {wanted}; set size=")
+            expected_size = f"{pixels.shape[3]}×{pixels.shape[2]}"
+            raise ProtofedError(
+                f"{file} is {image.width}×{image.height} pixels, {files[0]} is {expected_size}; set size="
+            )
         pixels[number] = np.asarray(image).transpose(2, 0, 1)
     return pixels

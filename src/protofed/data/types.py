@@ -1,4 +1,4 @@
-"""What data is to the rest of protofed: tensors in memory, and indices into them.
+"""The types of data in protofed: tensors in memory, and indices into them.
 
 Clients do not copy the data set. Each set of samples is a list of row numbers into the shared tensors, so a thousand
 clients cost a thousand index lists.
@@ -16,8 +16,8 @@ from torch import Tensor
 from ..errors import ProtofedError
 from .augment import Augmentation
 
-Kind = Literal["auto", "image", "csi", "features", "tokens"]
-UNKNOWN = -1  # in the place of a label that nobody may read, or that nobody knows
+SampleKind = Literal["auto", "image", "csi", "features", "tokens"]
+UNKNOWN = -1  # the label of a sample whose class is hidden or unknown
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Dataset:
     A data set may come without a test part (`x_test=None`); one is then held out from the training part.
 
     `x_unlabelled` are further samples whose class nobody knows. `mean` and `std` undo the standardisation, one number a
-    channel (images) or feature (flat samples); none where the values are as they were. `kind` says what a sample is where
-    its shape does not, and `flips` whether its mirror image is of the same class; none: not known.
+    channel (images) or feature (flat samples), and are None without standardisation. `kind` says what a sample is where
+    its shape does not, and `flips` whether its mirror image has the same class (None where this is unknown).
     """
 
     x_train: Tensor
@@ -48,7 +48,7 @@ class Dataset:
     x_unlabelled: Tensor | None = None
     mean: Tensor | None = None
     std: Tensor | None = None
-    kind: Kind = "auto"
+    kind: SampleKind = "auto"
     flips: bool | None = None
 
     @classmethod
@@ -66,14 +66,16 @@ class Dataset:
         name: str = "in-memory",
         class_values: tuple[float, ...] = (),
         x_unlabelled: np.ndarray | Tensor | None = None,
-        kind: Kind = "auto",
+        kind: SampleKind = "auto",
         flips: bool | None = None,
     ) -> Dataset:
-        """Check and convert a person's own arrays.
+        """Check and convert a user's own arrays.
 
         Features keep their scale, but 8-bit images are scaled to 0 … 1. Images come out channels first: `[n, H, W, 3]`
-        is turned, and 8-bit `[n, H, W]` gets its one channel. Group ids may be integers or text. Where neither the number
-        of classes nor their names are given, every class from 0 to the largest label must have a sample.
+        is turned, and 8-bit `[n, H, W]` gets its one channel. Group ids may be integers or text. Where neither the
+        number of classes nor their names are given, every class from 0 to the largest label must have a sample.
+
+        Example: `Dataset.from_arrays(x, y, x_test, y_test, name="mine")`
         """
         labels = [_labels(y_train, f"{name}: y_train")]
         if y_test is not None:
@@ -102,7 +104,7 @@ class Dataset:
         return data
 
     def check(self) -> None:
-        """Raise one clear line where the parts do not fit together."""
+        """Raise a `ProtofedError` where the parts do not fit together."""
         if self.num_classes < 1:
             raise ProtofedError(f"{self.name}: num_classes={self.num_classes}; at least one class is needed")
         if self.class_names and len(self.class_names) != self.num_classes:
@@ -123,10 +125,10 @@ class Dataset:
         for part, x, y, group in parts:
             if len(x) == 0:
                 raise ProtofedError(f"{self.name}: the {part} part is empty")
-            for what, other in (("labels", y), ("group ids", group)):
+            for field_name, other in (("labels", y), ("group ids", group)):
                 if other is not None and other.shape != (len(x),):
                     raise ProtofedError(
-                        f"{self.name}: {len(x)} {part} samples but {what} of shape {tuple(other.shape)}"
+                        f"{self.name}: {len(x)} {part} samples but {field_name} of shape {tuple(other.shape)}"
                     )
             low, high = int(y.min()), int(y.max())
             if low < 0 or high >= self.num_classes:
@@ -139,10 +141,12 @@ class Dataset:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
         return tuple(self.x_train.shape[1:])
 
     def standardised(self) -> Dataset:
-        """Mean 0 and deviation 1 per channel (images) or per feature (flat samples), by the training part."""
+        """The data set with mean 0 and standard deviation 1 per channel (images) or feature (flat samples) of the
+        training part."""
         if not self.x_train.is_floating_point():
             return self  # tokens
         axes = (0,) if self.x_train.ndim == 2 else (0, *range(2, self.x_train.ndim))
@@ -151,7 +155,7 @@ class Dataset:
         std = torch.where(std > 1e-6, std, torch.ones_like(std))
         test, unlabelled = (None if x is None else (x - mean).div_(std) for x in (self.x_test, self.x_unlabelled))
         whole_mean, whole_std = mean.flatten(), std.flatten()
-        if self.mean is not None and self.std is not None:  # of both standardisations together
+        if self.mean is not None and self.std is not None:  # these undo both standardisations together
             whole_mean, whole_std = self.mean + self.std * whole_mean, self.std * whole_std
         return replace(
             self,
@@ -163,42 +167,43 @@ class Dataset:
         )
 
 
-def _check_finite(x: Tensor, what: str) -> None:
+def _check_finite(x: Tensor, source: str) -> None:
     if not bool(torch.isfinite(x).all()):
-        raise ProtofedError(f"{what} hold NaN or infinity")
+        raise ProtofedError(f"{source} hold NaN or infinity")
 
 
-def _labels(y: np.ndarray | Tensor, what: str) -> np.ndarray:
+def _labels(y: np.ndarray | Tensor, source: str) -> np.ndarray:
     array = np.asarray(y)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ProtofedError(f"{what} must be a list of integer labels, got shape {array.shape} of {array.dtype}")
+        raise ProtofedError(f"{source} must be a list of integer labels, got shape {array.shape} of {array.dtype}")
     if array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise ProtofedError(f"{what} has the label {int(array.max())}; expected small integers from 0 on")
+        raise ProtofedError(f"{source} has the label {int(array.max())}; expected small integers from 0 on")
     return array.astype(np.int64)
 
 
 def _check_complete(parts: list[np.ndarray], name: str) -> None:
-    """Refuse labels that leave out a class: a label that counts from 1, or an id in the place of a class."""
-    used = np.unique(np.concatenate(parts))
-    used = used[used >= 0]  # a negative one is refused with the range of the labels
-    gaps = np.flatnonzero(used != np.arange(len(used)))
+    """Refuse labels that leave out a class, such as labels that count from 1, or ids in the place of classes."""
+    labels = np.unique(np.concatenate(parts))
+    labels = labels[labels >= 0]  # negative labels are refused by `check`
+    gaps = np.flatnonzero(labels != np.arange(len(labels)))
     if len(gaps):
         raise ProtofedError(
-            f"{name}: labels run from {used[0]} to {used[-1]}, which would be {int(used[-1]) + 1} classes, and no sample "
-            f"has the label {gaps[0]}; expected {len(used)} classes from 0 to {len(used) - 1}, or class_names for all"
+            f"{name}: labels run from {labels[0]} to {labels[-1]}, which would be {int(labels[-1]) + 1} classes, "
+            f"and no sample has the label {gaps[0]}; "
+            f"expected {len(labels)} classes from 0 to {len(labels) - 1}, or class_names for all"
         )
 
 
-def _features(x: np.ndarray | Tensor, what: str) -> Tensor:
+def _features(x: np.ndarray | Tensor, source: str) -> Tensor:
     if not isinstance(x, Tensor):
         x = np.asarray(x)
         if x.dtype.kind not in "uif":
-            raise ProtofedError(f"{what} must be numbers, got {x.dtype}")
+            raise ProtofedError(f"{source} must be numbers, got {x.dtype}")
         x = torch.from_numpy(np.array(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32))
     if x.ndim < 2:
-        raise ProtofedError(f"{what} must be [samples, ...], got shape {tuple(x.shape)}")
+        raise ProtofedError(f"{source} must be [samples, ...], got shape {tuple(x.shape)}")
     if x.dtype == torch.bool or x.is_complex():
-        raise ProtofedError(f"{what} must be numbers, got {x.dtype}")
+        raise ProtofedError(f"{source} must be numbers, got {x.dtype}")
     if x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
         x = x.permute(0, 3, 1, 2).contiguous()
     if x.dtype != torch.uint8:
@@ -212,16 +217,16 @@ def _groups(
     """Group ids as integers, and their names. Text is numbered in alphabetical order, the same in both parts."""
     names: tuple[str, ...] = ()
     parts = [None if ids is None else np.asarray(ids) for ids in (train, test)]
-    given = [ids for ids in parts if ids is not None]
-    if any(ids.dtype.kind in "US" for ids in given):
-        known = np.unique(np.concatenate([ids.astype(str).ravel() for ids in given]))
-        parts = [None if ids is None else np.searchsorted(known, ids.astype(str)) for ids in parts]
-        names = tuple(map(str, known))
-    for what, ids in zip(("group_train", "group_test"), parts, strict=True):
+    present = [ids for ids in parts if ids is not None]
+    if any(ids.dtype.kind in "US" for ids in present):
+        group_ids = np.unique(np.concatenate([ids.astype(str).ravel() for ids in present]))
+        parts = [None if ids is None else np.searchsorted(group_ids, ids.astype(str)) for ids in parts]
+        names = tuple(map(str, group_ids))
+    for field_name, ids in zip(("group_train", "group_test"), parts, strict=True):
         if ids is not None and not np.issubdtype(ids.dtype, np.integer):
-            raise ProtofedError(f"{name}: {what} must be integers or text, got {ids.dtype}")
-    first, second = (None if ids is None else torch.from_numpy(ids.astype(np.int64)) for ids in parts)
-    return (first, second), names
+            raise ProtofedError(f"{name}: {field_name} must be integers or text, got {ids.dtype}")
+    train_ids, test_ids = (None if ids is None else torch.from_numpy(ids.astype(np.int64)) for ids in parts)
+    return (train_ids, test_ids), names
 
 
 @dataclass(frozen=True)
@@ -236,20 +241,23 @@ class Samples:
         return len(self.index)
 
     def take(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        chosen = self.index[rows]
-        return self.x[chosen], self.y[chosen]
+        """The samples and labels of some rows; by default of all."""
+        selected = self.index[rows]
+        return self.x[selected], self.y[selected]
 
     @property
     def labels(self) -> Tensor:
+        """The labels of all rows."""
         return self.y[self.index]
 
     def subset(self, rows: Tensor) -> Samples:
+        """Some of the rows as samples of their own."""
         return replace(self, index=self.index[rows])
 
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Unlabelled samples. There is no `y` here: what a method cannot reach it cannot read."""
+    """Unlabelled samples. They have no `y`, so that a method cannot read their labels."""
 
     x: Tensor
     index: Tensor
@@ -258,25 +266,27 @@ class Unlabelled:
         return len(self.index)
 
     def take(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """The samples of some rows; by default of all."""
         return self.x[self.index[rows]]
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's data: labelled for training, unlabelled, test, and validation where one was asked for."""
+    """One client's data: labelled samples for training, unlabelled ones, test samples, and validation samples if there
+    are any."""
 
     labelled: Samples
     test: Samples
-    classes: Tensor  # bool [C]: the classes in the training data it was dealt
+    classes: Tensor  # bool [C]: the classes in its training data
     unlabelled: Unlabelled | None = None
     validation: Samples | None = None
 
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Everything a federation reads. `held_back` (the unlabelled samples' labels) is for measuring only.
+    """All data of a federation. `held_back` has the labels of unlabelled samples, and is for measuring only.
 
-    A label held back is `UNKNOWN` where the data set has none. `mean`, `std`, `kind` and `flips` are the data set's.
+    A label held back is `UNKNOWN` where the data set has none. `mean`, `std`, `kind` and `flips` are those of the data set.
     """
 
     clients: list[ClientData]
@@ -291,17 +301,17 @@ class FederatedData:
     client_names: tuple[str, ...] = ()
     mean: Tensor | None = None
     std: Tensor | None = None
-    kind: Kind = "auto"
+    kind: SampleKind = "auto"
     flips: bool | None = None
     augmentation: Augmentation | None = None
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """The data on a device; tensors that clients share stay shared."""
-        moved: dict[int, Tensor] = {}
+        """The data on a device. Tensors that clients share are still shared."""
+        tensors_on_device: dict[int, Tensor] = {}
 
         def move(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return moved.setdefault(id(value), value.to(device))
+                return tensors_on_device.setdefault(id(value), value.to(device))
             if isinstance(value, list):
                 return [move(v) for v in value]
             if is_dataclass(value) and not isinstance(value, type):
@@ -311,9 +321,9 @@ class FederatedData:
         return move(self)
 
     def class_counts(self, unlabelled: bool = False) -> Tensor:
-        """Clients × classes: how many labelled training samples each holds, and on request the unlabelled too.
+        """The numbers of labelled training samples `[clients, classes]`, with `unlabelled` those of unlabelled samples too.
 
-        The true classes of unlabelled samples come from `held_back`, so that count is for a person to look at. Samples
+        The true classes of unlabelled samples are read from `held_back`, so these numbers are for display only. Samples
         whose class is `UNKNOWN` are not counted.
         """
         counts = torch.stack([torch.bincount(c.labelled.labels, minlength=self.num_classes) for c in self.clients])

@@ -1,4 +1,4 @@
-"""What a client's predictions are worth: by classifier head and by nearest prototype, side by side."""
+"""Scores of a client's predictions by classifier head and by nearest prototype."""
 
 from __future__ import annotations
 
@@ -26,50 +26,80 @@ class Snapshot:
 
     @classmethod
     def of(cls, z: Tensor, y: Tensor, bank: PrototypeBank) -> Snapshot:
+        """A snapshot of embeddings `z`, labels `y` and the prototypes of a bank."""
         arrays = (z.to(torch.float16), y, bank.means.to(torch.float32), bank.known)
         return cls(*(t.cpu().numpy() for t in arrays))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One client's predictions. `votes` are its class probabilities on the shared test set, by head and by prototype;
-    `silhouette` and `snapshot` describe its embedding space, where that was asked for."""
+    """One client's predictions.
+
+    `votes` are its class probabilities on the shared test set, by head and by prototype. `silhouette` and `snapshot`
+    describe its embedding space, where an evaluation asks for them.
+    """
 
     by_head: Confusion
-    by_prototype: Confusion | None  # none where the client neither has nor was sent a prototype
+    by_prototype: Confusion | None  # None where the client has no prototype and was sent none
     votes: np.ndarray | None = field(default=None, compare=False)
     silhouette: float | None = None
     snapshot: Snapshot | None = field(default=None, compare=False)
 
     @property
     def head(self) -> int:
+        """The number of right predictions by head."""
         return self.by_head.correct
 
     @property
     def prototype(self) -> int:
+        """The number of right predictions by prototype."""
         return 0 if self.by_prototype is None else self.by_prototype.correct
 
     @property
     def samples(self) -> int:
+        """The number of test samples."""
         return self.by_head.samples
 
     @property
     def accuracy_head(self) -> float:
+        """The share of right predictions by head."""
         return self.head / self.samples
 
     @property
     def accuracy_prototype(self) -> float:
+        """The share of right predictions by prototype."""
         return self.prototype / self.samples
 
 
 def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> Scores:
-    """The head chooses among all classes; the bank among the classes it knows, and not at all where it knows none."""
+    """Score one client.
+
+    Args:
+        z: The embeddings `[n, d]` of its test samples.
+        logits: The logits `[n, C]` of the head, which chooses among all classes.
+        y: The labels `[n]`.
+        bank: The prototypes, which choose among the classes that the bank knows.
+        prototype_scores: The scores of embeddings by a bank; the largest score wins.
+
+    Returns:
+        The confusions by head and by prototype; none by prototype where the bank knows no class.
+    """
     by_prototype = Confusion.of(y.cpu(), prototype_scores(z, bank).argmax(-1).cpu()) if bool(bank.known.any()) else None
     return Scores(Confusion.of(y.cpu(), logits.argmax(-1).cpu()), by_prototype)
 
 
 def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:
-    """`[2, n, C]` class probabilities, by head and by prototype; a bank that knows nothing gives every class the same."""
+    """A client's class probabilities on the shared test set. A bank without prototypes gives all classes the same.
+
+    Args:
+        z: The embeddings `[n, d]`.
+        logits: The logits `[n, C]` of the head.
+        bank: The prototypes.
+        prototype_scores: The scores of embeddings by a bank.
+
+    Returns:
+        The probabilities `[2, n, C]`, by head and by prototype.
+    """
     scores = prototype_scores(z, bank)
     scores = torch.where(bank.known.any(), scores, torch.zeros_like(scores))
     return torch.stack([logits.softmax(-1), scores.softmax(-1)]).cpu().numpy()
@@ -79,39 +109,60 @@ def summarise(
     scores: Sequence[Scores],
     values: Sequence[float] = (),
     architectures: Sequence[str] = (),
-    own: str = "head",
-    kinds: Sequence[str] = PREDICTIONS,
+    prediction: str = "head",
+    predictions: Sequence[str] = PREDICTIONS,
 ) -> dict[str, float]:
-    """Means over clients, every client counting the same but in `weighted`, where every test sample does.
+    """The means of scores over clients.
 
-    `values` are the numbers classes stand for; `architectures` names each client's, for a mean over those that share it.
-    `own` is the method's own way to predict, which `accuracy` is by; `kinds` the ways that mean something.
+    Every client has the same weight, except in `weighted_…`, where every test sample has.
+
+    Args:
+        scores: The scores of all clients.
+        values: The number that each class stands for, for the mean absolute error.
+        architectures: Each client's architecture, for means over the clients that share one.
+        prediction: The method's own prediction, by which `accuracy` is measured.
+        predictions: The predictions that are meaningful for the method.
+
+    Returns:
+        The measures by name.
     """
-    result: dict[str, float] = {"accuracy": float(np.mean([getattr(s, f"accuracy_{own}") for s in scores]))}
-    shaped = [s.silhouette for s in scores if s.silhouette is not None and np.isfinite(s.silhouette)]
-    if shaped:
-        result["silhouette"] = float(np.mean(shaped))
-    for kind in kinds:
-        confusions: list[Confusion] = [getattr(s, f"by_{kind}") for s in scores]
-        each = np.array([c.correct / c.samples for c in confusions])
-        result[f"accuracy_{kind}"] = float(each.mean())
-        result[f"accuracy_{kind}_std"] = float(each.std())
-        result[f"weighted_{kind}"] = sum(c.correct for c in confusions) / sum(c.samples for c in confusions)
-        result[f"f1_{kind}"] = float(np.mean([c.macro_f1() for c in confusions]))
+    result: dict[str, float] = {"accuracy": float(np.mean([getattr(s, f"accuracy_{prediction}") for s in scores]))}
+    silhouettes = [s.silhouette for s in scores if s.silhouette is not None and np.isfinite(s.silhouette)]
+    if silhouettes:
+        result["silhouette"] = float(np.mean(silhouettes))
+    for name in predictions:
+        confusions: list[Confusion] = [getattr(s, f"by_{name}") for s in scores]
+        accuracies = np.array([c.correct / c.samples for c in confusions])
+        result[f"accuracy_{name}"] = float(accuracies.mean())
+        result[f"accuracy_{name}_std"] = float(accuracies.std())
+        result[f"weighted_{name}"] = sum(c.correct for c in confusions) / sum(c.samples for c in confusions)
+        result[f"f1_{name}"] = float(np.mean([c.macro_f1() for c in confusions]))
         if values:
-            result[f"mae_{kind}"] = float(np.mean([c.mean_absolute_error(values) for c in confusions]))
+            result[f"mae_{name}"] = float(np.mean([c.mean_absolute_error(values) for c in confusions]))
         if len(set(architectures)) > 1:
-            for name in dict.fromkeys(architectures):
-                members = [a for a, architecture in zip(each, architectures, strict=True) if architecture == name]
-                result[f"accuracy_{kind}@{name}"] = float(np.mean(members))
+            for architecture in dict.fromkeys(architectures):
+                members = [
+                    a
+                    for a, client_architecture in zip(accuracies, architectures, strict=True)
+                    if client_architecture == architecture
+                ]
+                result[f"accuracy_{name}@{architecture}"] = float(np.mean(members))
     return result
 
 
 def ensemble(scores: Sequence[Scores], y: Tensor) -> dict[str, float]:
-    """Accuracy of the argmax of the clients' mean class probabilities on a shared test set (FedPAGR)."""
+    """The accuracy of the argmax of the clients' mean class probabilities on a shared test set (FedPAGR).
+
+    Args:
+        scores: The scores of all clients, with their votes.
+        y: The labels of the shared test set.
+
+    Returns:
+        The accuracy by head and by prototype, by name.
+    """
     total = np.zeros(())
     for score in scores:
         assert score.votes is not None
         total = total + score.votes.astype(np.float64)
     right = total.argmax(-1) == y.cpu().numpy()
-    return {f"ensemble_{kind}": float(right[k].mean()) for k, kind in enumerate(PREDICTIONS)}
+    return {f"ensemble_{name}": float(right[k].mean()) for k, name in enumerate(PREDICTIONS)}

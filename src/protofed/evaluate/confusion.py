@@ -1,4 +1,4 @@
-"""Who is taken for whom: counts of true and predicted classes, and the measures that follow from them."""
+"""The confusion matrix: counts of true and predicted classes, and the measures that follow from them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 PREDICTIONS = ("head", "prototype")
-"""How a client predicts: by the classifier head, or by the nearest prototype."""
+"""The predictions of a client: by the classifier head, and by the nearest prototype."""
 
 
 @dataclass(frozen=True, eq=False)
 class Confusion:
-    """How often each true class was taken for each other: rows `(true, predicted, count)`, those that occur."""
+    """A sparse confusion matrix: rows `(true, predicted, count)` of the pairs that occur."""
 
     rows: np.ndarray
 
     @classmethod
     def of(cls, y: ArrayLike, predicted: ArrayLike) -> Confusion:
-        """Count the pairs of true and predicted class; both are whole numbers from 0 on, one of each a sample."""
-        true, taken = np.asarray(y, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
-        size = int(max(true.max(initial=0), taken.max(initial=0))) + 1
-        pairs, counts = np.unique(true * size + taken, return_counts=True)
+        """Count the pairs of true and predicted class.
+
+        Args:
+            y: The true class of each sample, a whole number from 0 on.
+            predicted: The predicted class of each sample.
+
+        Returns:
+            The confusion. `Confusion.of([0, 1], [0, 0]).correct` is 1.
+        """
+        true, guessed = np.asarray(y, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
+        size = int(max(true.max(initial=0), guessed.max(initial=0))) + 1
+        pairs, counts = np.unique(true * size + guessed, return_counts=True)
         return cls(np.stack([pairs // size, pairs % size, counts], axis=1))
 
     def __eq__(self, other: object) -> bool:
@@ -31,15 +39,17 @@ class Confusion:
 
     @property
     def correct(self) -> int:
+        """The number of samples whose class was predicted."""
         true, predicted, count = self.rows.T
         return int(count[true == predicted].sum())
 
     @property
     def samples(self) -> int:
+        """The number of samples."""
         return int(self.rows[:, 2].sum())
 
     def macro_f1(self) -> float:
-        """Mean over the classes that occur, as truth or as prediction, of 2·hits / (true + predicted)."""
+        """The mean over the classes that occur, as truth or as prediction, of 2·hits / (true + predicted)."""
         true, predicted, count = self.rows.T
         size = int(self.rows[:, :2].max()) + 1
         in_truth = np.bincount(true, count, size)
@@ -50,7 +60,7 @@ class Confusion:
         return float((2 * hits[occurs] / total[occurs]).mean())
 
     def mean_absolute_error(self, values: Sequence[float]) -> float:
-        """Mean of |predicted − true|, classes read as the numbers they stand for."""
+        """The mean of |predicted − true|, where `values` are the numbers that classes stand for."""
         true, predicted, count = self.rows.T
         number = np.asarray(values, dtype=np.float64)
         return float((np.abs(number[predicted] - number[true]) * count).sum() / count.sum())

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import flop_registry
 from ..errors import ProtofedError
 
 Family = Literal["supervised", "fixmatch", "fedmatch", "protofssl"]
-BYTES = 4  # of a number on the wire
+BYTES = 4  # of a float32 on the wire
 
 _aten = torch.ops.aten
 _WINDOWS = {_aten.max_pool2d_with_indices, _aten.avg_pool2d}
-_WHOLE = {_aten.mean, _aten._adaptive_avg_pool2d}  # each value read takes part once
+_WHOLE = {_aten.mean, _aten._adaptive_avg_pool2d}  # operations that read each value once
 _NORMS = {
     _aten.native_batch_norm,
     _aten.cudnn_batch_norm,
@@ -28,7 +28,7 @@ _NORMS = {
 
 
 class _Counter(TorchDispatchMode):
-    """Adds up the operations of everything that is run within it."""
+    """Sums the floating-point operations of everything that runs in its context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,16 +43,16 @@ class _Counter(TorchDispatchMode):
 
 
 def _operations(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> int:
-    kind = func.overloadpacket
-    if kind in flop_registry:
-        return int(flop_registry[kind](*args, **kwargs, out_val=out))
-    if kind in _WINDOWS:
+    operation = func.overloadpacket
+    if operation in flop_registry:
+        return int(flop_registry[operation](*args, **kwargs, out_val=out))
+    if operation in _WINDOWS:
         values: Tensor = out[0] if isinstance(out, tuple) else out
         height, width = args[1] if len(args[1]) == 2 else args[1] * 2
         return values.numel() * height * width
-    if kind in _WHOLE:
+    if operation in _WHOLE:
         return args[0].numel()
-    if kind in _NORMS:
+    if operation in _NORMS:
         return 2 * args[0].numel()
     return out.numel() if torch.Tag.pointwise in func.tags and isinstance(out, Tensor) else 0
 
@@ -62,23 +62,27 @@ def forward_flops(module: nn.Module, sample_shape: Sequence[int], tokens: bool =
 
     Each multiply-add of convolutions and matrix products counts two, each value that an elementwise operation gives
     (activations, sums of shortcuts) one, each value in a pooling's window one, and each value normalised two. Biases of
-    convolutions and linear layers are not counted. So counted, ResNet9 gives ProtoFSSL's Table 2 to its last digit.
+    convolutions and linear layers are not counted. Counted this way, ResNet9 has exactly the numbers of ProtoFSSL's
+    Table 2.
 
     Args:
         module: the network.
         sample_shape: the shape of one sample.
         tokens: whether samples are token ids.
 
+    Returns:
+        the number of operations.
+
     >>> forward_flops(nn.Linear(3, 2), (3,))
     12
     """
-    first = next(module.parameters(), None)
-    device = None if first is None else first.device
+    parameter = next(module.parameters(), None)
+    device = None if parameter is None else parameter.device
     sample = torch.zeros(1, *sample_shape, dtype=torch.long if tokens else torch.float32, device=device)
     training = module.training
     module.eval()
     try:
-        # attention as plain matrix products: the faster kernels are one operation each, and not all are counted
+        # attention as plain matrix products, because each faster kernel is a single operation and not all are counted
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), _Counter() as counter:
             module(sample)
     finally:
@@ -104,10 +108,10 @@ def client_flops(
     Args:
         family: `supervised` is training on the labelled samples alone; `fixmatch` is FedRGD too.
         forward: operations of one forward pass.
-        labelled: how many labelled samples.
-        unlabelled: how many unlabelled samples.
+        labelled: the number of labelled samples.
+        unlabelled: the number of unlabelled samples.
         epochs: local epochs.
-        helpers: how many clients help.
+        helpers: the number of helper clients.
         classes: the number of classes.
         dim: the width of the embedding, which counts for ProtoFSSL's distances to the helpers' prototypes.
 
@@ -128,13 +132,13 @@ def client_flops(
 def client_bytes(family: Family, parameters: int, *, helpers: int, refresh: int, classes: int, dim: int) -> float:
     """Bytes to and from a client in a round, in float32 (ProtoFSSL, Table 1).
 
-    FedMatch's clients get their helpers' models anew every `refresh` rounds. ProtoFSSL's send one bank of prototypes and
-    get one of each helper.
+    FedMatch's clients get their helpers' models anew every `refresh` rounds. ProtoFSSL's send one bank of prototypes
+    and get one of each helper.
 
     Args:
         family: as in `client_flops`.
         parameters: of the model.
-        helpers: how many clients help.
+        helpers: the number of helper clients.
         refresh: rounds between two choices of helpers.
         classes: the number of classes.
         dim: the width of the embedding.

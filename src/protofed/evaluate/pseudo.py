@@ -1,4 +1,4 @@
-"""What pseudo-labels were worth: how many were used, how many were right, and whether foreign samples were kept out."""
+"""The quality of pseudo-labels: how many were accepted, how many were right, and whether foreign samples were rejected."""
 
 from __future__ import annotations
 
@@ -9,25 +9,36 @@ from torch import Tensor
 
 
 def tally(label: Tensor, accepted: Tensor, score: Tensor, truth: Tensor, classes: Tensor) -> dict[str, float]:
-    """Counts over one client's round. `truth` is −1 where nobody knows it; a class not in `classes [C]` is foreign."""
-    used, told = accepted > 0, truth >= 0
-    foreign = told & ~classes[truth.clamp_min(0)]
+    """Counts of one client's pseudo-labels in a round.
+
+    Args:
+        label: The pseudo-label of each sample.
+        accepted: Above 0 where it was used.
+        score: How sure the client was.
+        truth: The true class, −1 where it is unknown.
+        classes: `[C]`, the client's classes; a sample of another class is foreign.
+
+    Returns:
+        The counts by name, and the AUROC of the scores where the client had foreign samples and others.
+    """
+    accepted_mask, truth_known = accepted > 0, truth >= 0
+    foreign = truth_known & ~classes[truth.clamp_min(0)]
     counts = {
         "seen": len(truth),
-        "accepted": int(used.sum()),
-        "judged": int((used & told).sum()),
-        "correct": int((used & told & (label == truth)).sum()),
+        "accepted": int(accepted_mask.sum()),
+        "judged": int((accepted_mask & truth_known).sum()),
+        "correct": int((accepted_mask & truth_known & (label == truth)).sum()),
         "foreign": int(foreign.sum()),
-        "foreign_accepted": int((foreign & used).sum()),
+        "foreign_accepted": int((foreign & accepted_mask).sum()),
     }
     result = {name: float(value) for name, value in counts.items()}
-    if 0 < counts["foreign"] < int(told.sum()):
-        result["auroc"] = auroc(score[told & ~foreign], score[foreign])
+    if 0 < counts["foreign"] < int(truth_known.sum()):
+        result["auroc"] = auroc(score[truth_known & ~foreign], score[foreign])
     return result
 
 
 def pooled(tallies: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The round's measures: shares over all clients' samples; AUROC is the mean over the clients that have one.
+    """The measures of a round: shares over the samples of all clients, and the mean AUROC of the clients that have one.
 
     `pseudo_accuracy` is left out where no pseudo-label was used.
     """
@@ -40,18 +51,18 @@ def pooled(tallies: Sequence[Mapping[str, float]]) -> dict[str, float]:
         result["pseudo_accuracy"] = total["correct"] / total["judged"]
     if total["foreign"]:
         result["acceptance_unknown"] = total["foreign_accepted"] / total["foreign"]
-        own = total["seen"] - total["foreign"]
-        if own:
-            result["acceptance_known"] = (total["accepted"] - total["foreign_accepted"]) / own
-    ranked = [t["auroc"] for t in tallies if "auroc" in t]
-    if ranked:
-        result["rejection_auroc"] = sum(ranked) / len(ranked)
+        of_own_classes = total["seen"] - total["foreign"]
+        if of_own_classes:
+            result["acceptance_known"] = (total["accepted"] - total["foreign_accepted"]) / of_own_classes
+    aurocs = [t["auroc"] for t in tallies if "auroc" in t]
+    if aurocs:
+        result["rejection_auroc"] = sum(aurocs) / len(aurocs)
     return result
 
 
-def auroc(inside: Tensor, outside: Tensor) -> float:
-    """The chance that a sample from inside scores above one from outside; a tie counts half."""
-    ordered = outside.double().sort().values
-    below = torch.searchsorted(ordered, inside.double(), right=False)
-    up_to = torch.searchsorted(ordered, inside.double(), right=True)
-    return float((below + up_to).double().mean() / (2 * len(outside)))
+def auroc(positives: Tensor, negatives: Tensor) -> float:
+    """The probability that a positive sample has a larger score than a negative one; a tie counts half."""
+    ordered = negatives.double().sort().values
+    smaller = torch.searchsorted(ordered, positives.double(), right=False)
+    smaller_or_equal = torch.searchsorted(ordered, positives.double(), right=True)
+    return float((smaller + smaller_or_equal).double().mean() / (2 * len(negatives)))

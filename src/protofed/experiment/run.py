@@ -19,7 +19,7 @@ from ..data.fingerprint import fingerprint
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale
-from ..federation.choose import Plan, make_engine, threads_kept
+from ..federation.choose import EngineInputs, make_engine, threads_kept
 from ..federation.rounds import participants_per_round
 from ..outcome import Result
 from ..parts.filters import Filter
@@ -89,7 +89,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     per_round = participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
     filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
-    plan = Plan(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
+    plan = EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
     engine, chosen = make_engine(plan, settings.engine)
     settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
     federation = Federation(

@@ -1,4 +1,4 @@
-"""Who runs the rounds: the round itself, the engines that train the clients, checkpoint and resume."""
+"""The room that runs the rounds: the round itself, the engines that train the clients, checkpoint and resume."""
 
 from . import checkpoint, scale
 from .optimiser import LocalSettings

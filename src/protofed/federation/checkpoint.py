@@ -1,9 +1,9 @@
 """A federation on disk: safetensors and JSON, written so that a kill at any moment leaves whole checkpoints.
 
 Each checkpoint is a folder of its own, `round-000042`, that gets its name when everything in it is on the disk. Its
-`manifest.json` holds a digest of every file and what the run had written when it was made. Two are kept: where the newer
-one is damaged, the older one serves. Random streams are derived from seed, purpose and round, so there is no generator to
-save.
+`manifest.json` holds a digest of every file and an account of what the run had written at that time. Two checkpoints
+are kept: where the newer one is damaged, the older one is used. Random streams are derived from seed, purpose and
+round, so no generator has to be saved.
 """
 
 from __future__ import annotations
@@ -32,21 +32,24 @@ from .rounds import Federation
 
 log = logging.getLogger("protofed")
 FORMAT = 3
-KEPT = 2  # checkpoints: a damaged one does not mean starting again
+CHECKPOINTS_KEPT = 2  # where the newer one is damaged, the older one is used
 MANIFEST = "manifest.json"
 NamedTensors = Callable[[], Iterator[tuple[str, Tensor]]]
-"""Tensors by name, one after another, as often as they are asked for: never all of them in memory a second time."""
+"""A function that yields tensors by name, one after another, so that they are never copied all at once."""
 Fits = Callable[[int, Mapping[str, Any]], None]
-"""Raises a `ProtofedError` where what a run had written at a round does not fit that round's checkpoint any more."""
+"""A function that raises a `ProtofedError` where the run folder no longer fits the account of it in a checkpoint."""
 
 
 def save(federation: Federation, folder: Path, written: Mapping[str, Any] | None = None) -> None:
     """Write the federation's state after its current round. With ranks, all take part and the first one writes.
 
     Args:
-        federation: What is saved: its round, the server's state, and the states of the clients that keep something.
-        folder: Where the run's checkpoints are.
-        written: What the run has written beside its checkpoints so far; `load` gives it back to be checked.
+        federation: The federation: its round, the server's state, and the states of the clients that keep something.
+        folder: The folder of the run's checkpoints.
+        written: An account of what the run has written beside its checkpoints; `load` passes it to `fits`.
+
+    Example:
+        `save(federation, run / "checkpoint")`
     """
     states = federation.engine.export()
     if scale.rank() != 0:
@@ -54,32 +57,32 @@ def save(federation: Federation, folder: Path, written: Mapping[str, Any] | None
     name = f"round-{federation.round:06d}"
     with disk.writing(folder / name):
         folder.mkdir(parents=True, exist_ok=True)
-        work = folder / f".{name}.tmp"
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
+        temporary = folder / f".{name}.tmp"
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
         tensors: dict[str, Tensor] = {}
         tree = packed(federation.state, "", tensors)
         state = json.dumps({"round": federation.round, "server": tree}, indent=1).encode()
-        disk.write_durably(work / "state.json", state)
+        disk.write_durably(temporary / "state.json", state)
         digests = {
             "state.json": hashlib.sha256(state).hexdigest(),
-            "server.safetensors": write_tensors(work / "server.safetensors", lambda: iter(tensors.items())),
-            "clients.safetensors": write_states(work / "clients.safetensors", states),
+            "server.safetensors": write_tensors(temporary / "server.safetensors", lambda: iter(tensors.items())),
+            "clients.safetensors": write_states(temporary / "clients.safetensors", states),
         }
-        about = {"format": FORMAT, "round": federation.round, "files": digests, "written": written or {}}
-        disk.write_durably(work / MANIFEST, disk.sealed(about))
-        disk.sync_folder(work)
+        manifest = {"format": FORMAT, "round": federation.round, "files": digests, "written": written or {}}
+        disk.write_durably(temporary / MANIFEST, disk.sealed(manifest))
+        disk.sync_folder(temporary)
         final = folder / name
-        if final.exists():  # a repeated round: the same bits
+        if final.exists():  # the round was repeated, with the same bits
             shutil.rmtree(final)
-        work.rename(final)
+        temporary.rename(final)
         disk.sync_folder(folder)
-        for old in rounds_in(folder)[KEPT:]:
-            shutil.rmtree(old, ignore_errors=True)
+        for outdated in rounds_in(folder)[CHECKPOINTS_KEPT:]:
+            shutil.rmtree(outdated, ignore_errors=True)
 
 
 def rounds_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first."""
+    """The folders of the checkpoints in a folder, the newest first."""
     if not folder.is_dir():
         return []
     return sorted((p for p in folder.glob("round-*") if p.is_dir()), key=lambda p: p.name, reverse=True)
@@ -87,7 +90,7 @@ def rounds_in(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that has been read and checked. `clients` reads each client's state when it is asked for."""
+    """A checkpoint that has been read and checked. `clients` reads a client's state when it is needed."""
 
     round: int
     server: Any
@@ -100,11 +103,11 @@ def load(federation: Federation, folder: Path, fits: Fits | None = None) -> Save
 
     Args:
         federation: A federation before its first round, with the settings that the checkpoint was written with.
-        folder: Where the run's checkpoints are.
-        fits: Refuses a checkpoint that the rest of the run folder does not fit any more.
+        folder: The folder of the run's checkpoints.
+        fits: Raises an error where the run folder does not fit the checkpoint's account of it.
 
     Returns:
-        What was restored, or None where there is no checkpoint yet: the federation then starts from the beginning.
+        The restored checkpoint, or None where there is none yet and the federation starts from the beginning.
     """
     saved = scale.on_first(lambda: _newest(federation, folder, fits))
     if saved is not None:
@@ -115,10 +118,11 @@ def load(federation: Federation, folder: Path, fits: Fits | None = None) -> Save
 
 
 def _newest(federation: Federation, folder: Path, fits: Fits | None) -> Saved | None:
+    """The newest checkpoint that is whole and fits; a warning names those that are not."""
     problems = []
-    for place in rounds_in(folder):
+    for path in rounds_in(folder):
         try:
-            saved = _read(federation, place)
+            saved = _read(federation, path)
             if fits is not None:
                 fits(saved.round, saved.written)
         except ProtofedError as error:
@@ -130,38 +134,38 @@ def _newest(federation: Federation, folder: Path, fits: Fits | None) -> Saved | 
             saved = Saved(saved.round, saved.server, dict(saved.clients), saved.written)
         return saved
     if problems:
-        more = f" (and {len(problems) - 1} older)" if len(problems) > 1 else ""
-        raise ProtofedError(f"{problems[0]}{more}; there is no whole checkpoint to go on from: start the run again")
+        older = f" (and {len(problems) - 1} older)" if len(problems) > 1 else ""
+        raise ProtofedError(f"{problems[0]}{older}; there is no whole checkpoint to go on from: start the run again")
     return None
 
 
-def _read(federation: Federation, place: Path) -> Saved:
-    """One checkpoint, after every file in it was compared with its digest."""
-    manifest = place / MANIFEST
+def _read(federation: Federation, path: Path) -> Saved:
+    """One checkpoint. Every file of it is compared with its digest first."""
+    manifest_file = path / MANIFEST
     try:
-        about = disk.opened(manifest.read_bytes(), manifest)
-        if about.get("format") != FORMAT:
-            raise ProtofedError(f"{place}: checkpoint format {about.get('format')!r}; this version reads {FORMAT}")
-        for name, digest in about["files"].items():
-            if disk.digest_of(place / name) != digest:
-                raise ProtofedError(f"{place / name}: damaged (its content does not match the digest in {MANIFEST})")
-        state = json.loads((place / "state.json").read_bytes())
-        if not int(state["round"]) == about["round"] == int(place.name.removeprefix("round-")):
-            raise ProtofedError(f"{place}: a checkpoint of round {about['round']}, and its folder says otherwise")
-        with safe_open(place / "server.safetensors", "pt") as file:
+        manifest = disk.opened(manifest_file.read_bytes(), manifest_file)
+        if manifest.get("format") != FORMAT:
+            raise ProtofedError(f"{path}: checkpoint format {manifest.get('format')!r}; this version reads {FORMAT}")
+        for name, digest in manifest["files"].items():
+            if disk.digest_of(path / name) != digest:
+                raise ProtofedError(f"{path / name}: damaged (its content does not match the digest in {MANIFEST})")
+        state = json.loads((path / "state.json").read_bytes())
+        if not int(state["round"]) == manifest["round"] == int(path.name.removeprefix("round-")):
+            raise ProtofedError(f"{path}: a checkpoint of round {manifest['round']}, and its folder says otherwise")
+        with safe_open(path / "server.safetensors", "pt") as file:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
         server = type(federation.state)(**unpacked(state["server"], tensors))
-        clients = StoredStates(place / "clients.safetensors")
+        clients = StoredStates(path / "clients.safetensors")
         _check_states(clients, federation)
-        return Saved(about["round"], server, clients, about["written"])
+        return Saved(manifest["round"], server, clients, manifest["written"])
     except FileNotFoundError as error:
         raise ProtofedError(f"{error.filename}: this file of the checkpoint is missing") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise ProtofedError(f"{place}: unreadable checkpoint ({type(error).__name__}: {error})") from None
+        raise ProtofedError(f"{path}: unreadable checkpoint ({type(error).__name__}: {error})") from None
 
 
 def packed(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """A server's state as JSON, with its tensors put aside by name."""
+    """A server's state as JSON. Its tensors are moved into `tensors` and replaced by their names."""
     if isinstance(value, Tensor):
         tensors[path] = value.detach()
         return {"$tensor": path}
@@ -179,7 +183,7 @@ def packed(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `packed` made JSON of; of the state itself, its fields by name."""
+    """The inverse of `packed`; for the state itself, its fields by name."""
     if isinstance(tree, list):
         return tuple(unpacked(v, tensors) for v in tree)
     if not isinstance(tree, dict):
@@ -198,13 +202,15 @@ def write_tensors(path: Path, tensors: NamedTensors) -> str:
 
     Args:
         path: The file.
-        tensors: Gives the tensors by name; it is called twice, for the header and for the content.
+        tensors: Yields the tensors by name. It is called once for the header and again for the content.
 
     Returns:
         The SHA-256 of the file.
     """
     forms = {name: (value.dtype, tuple(value.shape), value.nbytes) for name, value in tensors()}
-    widest_first = sorted({dtype.itemsize for dtype, _, _ in forms.values()}, reverse=True)  # so that all is aligned
+    widest_first = sorted(
+        {dtype.itemsize for dtype, _, _ in forms.values()}, reverse=True
+    )  # so that all values are aligned
     header: dict[str, Any] = {}
     end = 0
     for width in widest_first:
@@ -233,7 +239,7 @@ def write_tensors(path: Path, tensors: NamedTensors) -> str:
 
 
 def write_states(path: Path, states: Mapping[int, ClientState]) -> str:
-    """Write clients' states into one file, one after another; the result is the file's SHA-256."""
+    """Write clients' states into one file, one after another, and return the file's SHA-256."""
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for client in sorted(states):
@@ -243,18 +249,18 @@ def write_states(path: Path, states: Mapping[int, ClientState]) -> str:
 
 
 def _pack(client: int, state: ClientState) -> Iterator[tuple[str, Tensor]]:
-    for name in sorted(state.weights):  # in one order, whatever the order they were read in
+    for name in sorted(state.weights):  # sorted, so that the order in which they were read does not matter
         yield f"{client}/weights/{name}", state.weights[name]
     if state.bank is not None:
         yield f"{client}/bank/means", state.bank.means
         yield f"{client}/bank/counts", state.bank.counts
-    beside = wire.encode(state.beside_weights())
-    if beside:
-        yield f"{client}/beside/", torch.frombuffer(bytearray(beside), dtype=torch.uint8)
+    extras = wire.encode(state.extras())
+    if extras:
+        yield f"{client}/beside/", torch.frombuffer(bytearray(extras), dtype=torch.uint8)
 
 
 class StoredStates(Mapping[int, ClientState]):
-    """The clients' states in a file, each read when it is asked for."""
+    """The clients' states in a file, each read when it is needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -284,10 +290,10 @@ class StoredStates(Mapping[int, ClientState]):
         with self._open() as file:
             for key in self._names[client]:
                 _, part, name = key.split("/", 2)
-                parts.setdefault(part, {})[name] = file.get_tensor(key).clone()  # aligned, as fresh memory is
-        beside = parts["beside"][""].numpy().tobytes() if "beside" in parts else b""
+                parts.setdefault(part, {})[name] = file.get_tensor(key).clone()  # a copy, which is aligned
+        extras = parts["beside"][""].numpy().tobytes() if "beside" in parts else b""
         bank = PrototypeBank(parts["bank"]["means"], parts["bank"]["counts"]) if "bank" in parts else None
-        return ClientState.of(parts.get("weights", {}), wire.decode(beside, f"{self.path}: client {client}"), bank)
+        return ClientState.of(parts.get("weights", {}), wire.decode(extras, f"{self.path}: client {client}"), bank)
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._names))

@@ -27,7 +27,7 @@ from .judge import Evaluation, SampleSet, samples_of
 from .local import ClientState, MemoryStates, Outcome, train_client, trained_client, with_memory
 
 SERVER = -1  # the server's number among the random streams
-DECODED = 2  # messages that stay decoded: most often all clients are sent the same one
+DECODED = 2  # how many decoded messages are kept; most often all clients are sent the same one
 
 
 class Messages(Protocol):
@@ -38,30 +38,30 @@ class Messages(Protocol):
 
 @dataclass(frozen=True)
 class Downloads:
-    """What clients are sent: one message for each audience, and who belongs to which, in the order of the clients."""
+    """The messages of a broadcast: one for each audience, and the audience of each client, in the order of the clients."""
 
     round: int
     messages: Messages
     audience: Mapping[int, int]
     purpose: str = "train"
     serial: int = field(default_factory=count().__next__)
-    """What tells these from all others, so that a message decoded for them is not taken for another's."""
+    """A number that no other downloads have; it identifies a decoded message."""
 
     @property
     def clients(self) -> list[int]:
-        """Who is sent something."""
+        """The clients that are sent a message."""
         return list(self.audience)
 
     def __getitem__(self, client: int) -> Message:
         return self.messages[self.audience[client]]
 
     def only(self, clients: Sequence[int]) -> Downloads:
-        """Those of some of the clients."""
+        """The same downloads for some of the clients."""
         return replace(self, audience={c: self.audience[c] for c in clients})
 
 
 class Taught(NamedTuple):
-    """The server's state after its own training (none where that went to NaN), loss terms, and what failed."""
+    """The server's state after its own training (None where it became NaN), the loss terms, and the reason of a failure."""
 
     state: Any
     terms: Mapping[str, float]
@@ -69,7 +69,10 @@ class Taught(NamedTuple):
 
 
 def in_order(clients: Iterable[int], outcomes: Iterable[tuple[int, Outcome]]) -> Iterator[tuple[int, Outcome]]:
-    """Outcomes in the order of the clients, because a sum depends on it; one that comes too early waits for its turn."""
+    """Outcomes in the order of the clients, because the last bits of a sum depend on it.
+
+    An outcome that arrives before its turn waits.
+    """
     waiting: dict[int, Outcome] = {}
     turn = iter(clients)
     client = next(turn, None)
@@ -81,10 +84,10 @@ def in_order(clients: Iterable[int], outcomes: Iterable[tuple[int, Outcome]]) ->
 
 
 class Engine(Protocol):
-    """Who trains the clients. It holds their states; the round itself is the same for every engine.
+    """The part of a federation that trains the clients and holds their states. The round is the same for every engine.
 
-    Messages come and go encoded, so an engine may pass them on to another process or to another host as they are. Client
-    c has the architecture `owner[c]`, which starts from `starts[owner[c]]`.
+    Messages are passed in encoded form, so an engine may send them on to another process or to another host. Client c
+    has the architecture `owner[c]`, whose initial weights are `starts[owner[c]]`.
     """
 
     starts: tuple[Mapping[str, Tensor], ...]
@@ -93,50 +96,81 @@ class Engine(Protocol):
     parameters: tuple[int, ...]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
-        """Train the clients that were sent something, in their order; each client's state afterwards is kept."""
+        """Train the clients that were sent a message, and keep each client's new state.
+
+        Args:
+            downloads: The messages of this round.
+
+        Returns:
+            Each client with the outcome of its training, in the order of the downloads.
+        """
         ...
 
     def teach(self, state: Any, round: int) -> Taught:
-        """The server's own training."""
+        """Train the server's own model, where the method has a teacher.
+
+        Args:
+            state: The server's state.
+            round: The round, 0 before the first one.
+
+        Returns:
+            The new state, or the reason why there is none.
+        """
         ...
 
-    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
-        """Each client scored on its own samples, by its own model and what it is sent."""
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+        """Score each client on its own samples, by its own model and the message it is sent.
+
+        Args:
+            downloads: What the clients are sent for the evaluation.
+            options: Which samples are scored, and what is measured beside accuracy.
+
+        Returns:
+            The scores of every client.
+        """
         ...
 
     def export(self) -> Mapping[int, ClientState]:
-        """The states worth saving: those of clients that took part and keep something."""
+        """The states that a checkpoint needs: those of clients that took part and keep something."""
         ...
 
-    def restore(self, states: Mapping[int, ClientState]) -> None: ...
+    def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Replace the clients' states by those of a checkpoint."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release processes and memory."""
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What an engine is made for: one method and one set of clients, of one architecture."""
+class ArchitectureInputs:
+    """Everything that the engine of one architecture is made of: the method, the model, the clients' data and the task."""
 
     method: Method
     model: ModelSpec
     data: FederatedData
     task: Task
-    own_start: bool = False  # each client starts from a model of its own
+    own_start: bool = False  # whether each client starts from initial weights of its own
 
-    def build(self, *who: int) -> torch.nn.Module:
-        """The network with its initial weights, those of all or of one client."""
+    def build(self, *client: int) -> torch.nn.Module:
+        """The network with its initial weights: those that all clients share, or those of one `client`."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *who))
+            torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *client))
             return self.model.build(self.data.sample_shape, self.data.num_classes)
 
 
 class PlainEngine:
-    """Trains the clients it is told to, one after another, and holds their states. All have one architecture."""
+    """Trains clients of one architecture one after another, and holds their states."""
 
     def __init__(
-        self, inputs: Inputs, network: torch.nn.Module, channels_last: bool = False, lean: bool = False
+        self, inputs: ArchitectureInputs, network: torch.nn.Module, channels_last: bool = False, lean: bool = False
     ) -> None:
-        """`network` has the weights that all clients start from; the engine makes it its own."""
+        """
+        Args:
+            inputs: The method, the model, the data and the task.
+            network: A network with the weights that all clients start from; the engine trains in it.
+            channels_last: Whether images and convolutions have their channels last in memory.
+            lean: Whether convolutions are replaced by `LeanConv2d`.
+        """
         self.inputs, self.channels_last, self.lean = inputs, channels_last, lean
         self.method, self.task, self.data = inputs.method, inputs.task, inputs.data
         self.device = self.data.clients[0].labelled.x.device
@@ -156,7 +190,7 @@ class PlainEngine:
         return Skeleton(module.to(self.device), self.channels_last)
 
     def message(self, downloads: Downloads, client: int) -> Bundle:
-        """What a client was sent, checked. What several are sent is decoded once."""
+        """The message a client was sent, decoded and checked. A message to several clients is decoded once."""
         key = downloads.serial, downloads.audience[client]
         if key not in self.decoded:
             while len(self.decoded) >= DECODED:
@@ -167,71 +201,75 @@ class PlainEngine:
         return self.decoded[key]
 
     def state(self, client: int) -> ClientState:
-        """A client's state; one that has not taken part yet holds its initial model."""
+        """A client's state. A client that has not taken part yet has its initial model."""
         if client in self.states:
-            kept = self.states[client]
-            return kept if kept.weights else replace(kept, weights=self.start)
+            stored = self.states[client]
+            return stored if stored.weights else replace(stored, weights=self.start)
         if not self.inputs.own_start:
             return ClientState(self.start)
         return ClientState(self._skeleton(self.inputs.build(client)).weights())
 
     def groups(self, clients: Sequence[int]) -> list[list[int]]:
-        """Clients that are trained together, and so by one process. Worker processes share out whole groups."""
+        """The groups of clients that are trained together, and thus by one process. Worker processes share whole groups."""
         return [[client] for client in clients]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        """Train the clients one after another and keep their states."""
         for client in downloads.clients:
             state = self.state(client)
             received = with_memory(self.message(downloads, client), state.memory)
             data = self.data.clients[client]
-            where = client, downloads.round, self.states.__setitem__
-            yield client, train_client(self.task, self.skeleton, state, data, received, *where)
+            destination = client, downloads.round, self.states.__setitem__
+            yield client, train_client(self.task, self.skeleton, state, data, received, *destination)
 
     def teach(self, state: Any, round: int) -> Taught:
-        """The server's training is a client's, with the teacher's loss, the server's samples and its state in place of a
-        message."""
+        """Train the server's model as a client's is trained: with the teacher's loss, on the server's samples, and with
+        the server's state in the place of a message."""
         teacher, samples = self.method.teacher, self.data.server
         assert teacher is not None
         if samples is None:
             raise ProtofedError(
                 f"{self.task.name} trains at the server: set server_labels, the number of its labelled samples"
             )
-        everything = torch.ones(self.data.num_classes, dtype=torch.bool, device=samples.x.device)
+        all_classes = torch.ones(self.data.num_classes, dtype=torch.bool, device=samples.x.device)
         local = replace(self.task.local, epochs=teacher.epochs, keep_optimiser=False)
         task = replace(self.task, learner=teacher, local=local, held_back=())
-        own, start = ClientData(samples, samples, everything), ClientState(self.start)
+        server_data, start = ClientData(samples, samples, all_classes), ClientState(self.start)
         state = on_device(state, self.device)
-        done = trained_client(task, self.skeleton, start, own, state, SERVER, round)
-        if done.trained is None:
-            return Taught(None, done.terms, done.failure)
-        after = teacher.returned(done.trained, state, round)
-        return Taught(on_device(after, "cpu", copied=True), done.terms, "")
+        training = trained_client(task, self.skeleton, start, server_data, state, SERVER, round)
+        if training.trained is None:
+            return Taught(None, training.terms, training.failure)
+        new_state = teacher.returned(training.trained, state, round)
+        return Taught(on_device(new_state, "cpu", copied=True), training.terms, "")
 
     # --- evaluation -----------------------------------------------------------------------------------------------
     @property
     def model_for_each(self) -> bool:
-        """Whether clients are evaluated by models of their own: private ones, or the global one tuned by each."""
+        """Whether each client is evaluated by a model of its own: a private one, or the global one after local tuning."""
         return self.method.exchange.keeps_model or self.method.predict.tuning > 0
 
-    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
-        scores = {v.client: judge.score(v, self.method.predict, self.data, how) for v in self.visits(downloads, how)}
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+        """Score the clients one after another."""
+        scores = {
+            v.client: judge.score(v, self.method.predict, self.data, options) for v in self.visits(downloads, options)
+        }
         return {client: scores[client] for client in downloads.clients}
 
-    def visits(self, downloads: Downloads, how: Evaluation) -> Iterator[judge.Visit]:
-        """Every client with its model loaded, which lasts until the next one is asked for."""
-        together: dict[int, list[int]] = {}
+    def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
+        """Every client with its model loaded. A visit is valid until the next one begins."""
+        sharers: dict[int, list[int]] = {}
         for client, audience in downloads.audience.items():
-            together.setdefault(client if self.model_for_each else audience, []).append(client)
-        for clients in together.values():
+            sharers.setdefault(client if self.model_for_each else audience, []).append(client)
+        for clients in sharers.values():
             message = self.message(downloads, clients[0])
             self._load(message, clients[0])
-            model = LoadedModel(self.skeleton, self.data, not self.model_for_each or how.votes)
+            model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes)
             for client in clients:
                 bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
                 yield PlainVisit(client, message, model, bank)
 
     def _load(self, message: Bundle, client: int) -> None:
-        """Put the model a client is evaluated by into the module."""
+        """Load the model by which a client is evaluated."""
         if not self.model_for_each:
             self.skeleton.load({**self.start, **message.weights})
         elif not self.method.predict.tuning:
@@ -239,40 +277,44 @@ class PlainEngine:
         else:
             state, received = ClientState(self.start), with_memory(message, Bundle())
             data = self.data.clients[client]
-            done = trained_client(self.tuning, self.skeleton, state, data, received, client, round=0)
-            if done.failure:  # tuning went to NaN: what was sent is the best there is
+            training = trained_client(self.tuning, self.skeleton, state, data, received, client, round=0)
+            if training.failure:  # tuning became NaN, so the model that was sent is evaluated
                 self.skeleton.load({**self.start, **message.weights})
 
     @property
     def tuning(self) -> Task:
-        """Training before evaluation, with random streams of its own (round 0)."""
+        """The task of training before an evaluation. It is round 0, so it has random streams of its own."""
         local = replace(self.task.local, epochs=self.method.predict.tuning, keep_optimiser=False)
         return replace(self.task, local=local)
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> Mapping[int, ClientState]:
+        """The states of all clients that have one."""
         return self.states
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Replace the clients' states by copies on the engine's device."""
         for client, state in states.items():
             weights = {k: v.to(self.device) for k, v in state.weights.items()}
             bank = None if state.bank is None else on_device(state.bank, self.device, copied=True)
             self.states[client] = ClientState(weights, state.optimiser, state.memory.to(self.device), bank)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """There is nothing to release."""
 
 
 def on_device(value: Any, device: torch.device | str, copied: bool = False) -> Any:
-    """A tree of tensors on a device, each a tensor of its own where copies are asked for."""
+    """A tree of tensors on a device; with `copied`, every tensor is a copy."""
     move: Callable[[Any], Any] = lambda v: v.to(device, copy=copied) if isinstance(v, Tensor) else v  # noqa: E731
     return torch.utils._pytree.tree_map(move, value)
 
 
 @dataclass
 class LoadedModel:
-    """The model in a skeleton over sets of samples. With `whole`, the central test set is run once for all who need rows
-    of it."""
+    """The model in a skeleton, as a function of sets of samples.
+
+    With `whole`, the central test set is run once for all clients that need rows of it.
+    """
 
     skeleton: Skeleton
     data: FederatedData
@@ -280,6 +322,7 @@ class LoadedModel:
     central: Output | None = field(default=None)
 
     def outputs(self, samples: Samples) -> Output:
+        """Embeddings and logits of samples."""
         test = self.data.central_test
         if not self.whole or test is None or samples.x is not test.x:
             return self.skeleton.outputs(samples.take()[0])
@@ -290,7 +333,7 @@ class LoadedModel:
 
 @dataclass
 class PlainVisit:
-    """One client, whose model is loaded. Its prototypes are those that training left, where they are this model's."""
+    """One client whose model is loaded. `bank` has its prototypes where training has computed them under this model."""
 
     client: int
     received: Bundle
@@ -298,6 +341,7 @@ class PlainVisit:
     bank: PrototypeBank | None
 
     def outputs(self, samples: SampleSet) -> Output:
+        """Embeddings and logits of one of the client's sets of samples."""
         return self.model.outputs(samples_of(self.model.data, self.client, samples))
 
     @cached_property
@@ -308,4 +352,5 @@ class PlainVisit:
         return PrototypeBank.from_embeddings(z, y, self.model.data.num_classes)
 
     def own_bank(self) -> PrototypeBank:
+        """The prototypes of the client's labelled samples, computed at most once."""
         return self._own_bank

@@ -1,7 +1,7 @@
 """The judge: scores a client's predictions from what the client holds and was sent, and from nothing else.
 
 An engine gives it each client's model as a `Visit`: outputs over a set of samples, the client's own prototypes, and the
-message it was sent. How to predict is the method's.
+message it was sent. The method's `predict` makes predictions of them.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from ..models.base import Output
 from ..parts import Predict
 from ..wire import Bundle
 
-SHAPE_SAMPLES = 300  # of a client's test samples, for silhouette and snapshots
+SHAPE_SAMPLES = 300  # the most test samples of a client for silhouette and snapshots
 SNAPSHOT_CLIENTS = 6
 SampleSet = Literal["labelled", "test", "validation", "central"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How clients are evaluated."""
+    """Which samples are evaluated, and what is measured beside accuracy."""
 
     part: Literal["test", "validation"] = "test"
     candidates: Literal["own", "all"] = "own"
     """The nearest prototype is chosen among the classes of the client's training data, or among all known ones."""
     votes: bool = False
-    """Also give each client's class probabilities on the central test set."""
+    """Whether scores include each client's class probabilities on the central test set."""
     silhouette: int = 0
-    """Of how many clients the silhouette of the embedding space is measured too."""
+    """The number of clients whose silhouette of the embedding space is measured."""
     snapshot: bool = False
-    """Also give some clients' embeddings, with the prototypes they are compared with."""
+    """Whether the scores of some clients include embeddings and the prototypes they are compared with."""
 
 
 class Visit(Protocol):
@@ -45,41 +45,56 @@ class Visit(Protocol):
     received: Bundle
 
     def outputs(self, samples: SampleSet) -> Output:
-        """Embeddings and logits of one of its sets of samples, by the model it would use."""
+        """Embeddings and logits of one of the client's sets of samples, by the model the client would use."""
         ...
 
     def own_bank(self) -> PrototypeBank:
-        """Class means of its labelled samples under that model."""
+        """The class means of the client's labelled samples under that model."""
         ...
 
 
-def samples_of(data: FederatedData, client: int, which: SampleSet) -> Samples:
-    """One of a client's sets of samples; the central test set is the same for all."""
-    own = data.clients[client]
-    samples = {"labelled": own.labelled, "test": own.test, "validation": own.validation, "central": data.central_test}
-    found = samples[which]
-    assert found is not None
-    return found
+def samples_of(data: FederatedData, client: int, name: SampleSet) -> Samples:
+    """One of a client's sets of samples. The central test set is the same for all clients."""
+    client_data = data.clients[client]
+    samples = {
+        "labelled": client_data.labelled,
+        "test": client_data.test,
+        "validation": client_data.validation,
+        "central": data.central_test,
+    }
+    chosen_samples = samples[name]
+    assert chosen_samples is not None
+    return chosen_samples
 
 
-def score(visit: Visit, predict: Predict, data: FederatedData, how: Evaluation) -> Scores:
-    """One client's scores on its own test or validation samples."""
+def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluation) -> Scores:
+    """Score one client on its own test or validation samples.
+
+    Args:
+        visit: The client with its model.
+        predict: The method's rule of prediction.
+        data: The data of the federation.
+        options: Which samples are scored, and what is measured beside accuracy.
+
+    Returns:
+        Confusions by head and by prototype, with votes, silhouette and snapshot where the options ask for them.
+    """
     client, classes = visit.client, data.clients[visit.client].classes
     bank = predict.bank(visit.received, visit.own_bank, classes)
-    candidates = bank.restricted(classes) if how.candidates == "own" else bank
-    output, y = visit.outputs(how.part), samples_of(data, client, how.part).labels
+    candidates = bank.restricted(classes) if options.candidates == "own" else bank
+    output, y = visit.outputs(options.part), samples_of(data, client, options.part).labels
     scores = score_client(output.embedding, output.logits, y, candidates, predict.scores)
-    if how.votes and data.central_test is not None:
+    if options.votes and data.central_test is not None:
         central = visit.outputs("central")
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores))
-    pictured = how.snapshot and client < SNAPSHOT_CLIENTS
-    if client >= how.silhouette and not pictured:
+    pictured = options.snapshot and client < SNAPSHOT_CLIENTS
+    if client >= options.silhouette and not pictured:
         return scores
     # evenly spread over the test set, which may be sorted by class
     rows = torch.linspace(0, len(y) - 1, min(len(y), SHAPE_SAMPLES), device=y.device).round().long()
     z, y = output.embedding[rows], y[rows]
     return replace(
         scores,
-        silhouette=silhouette(z, y) if client < how.silhouette else None,
+        silhouette=silhouette(z, y) if client < options.silhouette else None,
         snapshot=Snapshot.of(z, y, bank) if pictured else None,
     )

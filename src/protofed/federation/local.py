@@ -1,7 +1,7 @@
 """One client's round: start from its model, train, return. The plain form, one client at a time.
 
-`train_client` and the stack of clients share everything but the steps themselves: what is trained, what is recorded, and
-what a client keeps and sends afterwards (`finished`).
+`train_client` and the stack of clients share everything but the steps themselves: what is trained, what is recorded,
+and what a client keeps and sends afterwards (`outcome_of`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .optimiser import Optimiser
 class ClientState:
     """What a client keeps between rounds.
 
-    `weights` are those of a model of its own (none where it is sent one each round), `bank` its prototypes under that
-    model, where training has computed them.
+    `weights` are those of a model of its own, and empty where it is sent a model each round. `bank` has its prototypes
+    under that model, where training has computed them.
     """
 
     weights: Weights = field(default_factory=dict)
@@ -52,30 +52,30 @@ class ClientState:
         """Whether there is nothing to keep."""
         return not (self.weights or self.optimiser) and self.memory.empty
 
-    def beside_weights(self) -> Bundle:
-        """Everything but weights and bank as one bundle, for a message or a file."""
+    def extras(self) -> Bundle:
+        """Optimiser state and memory as one bundle, for a message or a file."""
         if not self.optimiser:
             return self.memory
         tensors = {**self.memory.tensors, **{f"optimiser/{k}": v for k, v in self.optimiser.items()}}
         return replace(self.memory, tensors=tensors)
 
     @classmethod
-    def of(cls, weights: Weights, beside: Bundle, bank: PrototypeBank | None) -> ClientState:
-        """A state from its parts."""
-        if beside.empty:
-            return cls(weights, {}, beside, bank)
-        mark = "optimiser/"
-        optimiser = {k.removeprefix(mark): v for k, v in beside.tensors.items() if k.startswith(mark)}
-        tensors = {k: v for k, v in beside.tensors.items() if not k.startswith(mark)}
-        return cls(weights, optimiser, replace(beside, tensors=tensors), bank)
+    def of(cls, weights: Weights, extras: Bundle, bank: PrototypeBank | None) -> ClientState:
+        """A state from its weights, the bundle that `extras` gave, and its prototypes."""
+        if extras.empty:
+            return cls(weights, {}, extras, bank)
+        prefix = "optimiser/"
+        optimiser = {k.removeprefix(prefix): v for k, v in extras.tensors.items() if k.startswith(prefix)}
+        tensors = {k: v for k, v in extras.tensors.items() if not k.startswith(prefix)}
+        return cls(weights, optimiser, replace(extras, tensors=tensors), bank)
 
 
 Keep = Callable[[int, ClientState], None]
-"""Who keeps a client's state; it copies the tensors, which belong to the model in training."""
+"""A function that stores a client's state. It copies the tensors, which belong to the model in training."""
 
 
 class MemoryStates(dict[int, ClientState]):
-    """Clients' states in memory."""
+    """The clients' states in the memory of this process."""
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         weights = {name: value.clone() for name, value in state.weights.items()}
@@ -85,7 +85,7 @@ class MemoryStates(dict[int, ClientState]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one client's round. `failure` says why there is no upload; `pseudo` counts its pseudo-labels."""
+    """The result of one client's round. `failure` says why there is no upload; `pseudo` has counts of its pseudo-labels."""
 
     upload: Message | None
     terms: Mapping[str, float]
@@ -98,12 +98,13 @@ class TrainedModel(Trained, Protocol):
 
     @property
     def own_bank(self) -> PrototypeBank | None:
-        """Its prototypes, where the method has asked for them."""
+        """The client's prototypes, where the method has computed them."""
         ...
 
 
 class Training(NamedTuple):
-    """What training gave: the trained client (none where it went to NaN), loss terms, what failed, pseudo-labels."""
+    """The result of training: the trained client (None where it became NaN), its optimiser state, the loss terms, the
+    reason of a failure, and counts of pseudo-labels."""
 
     trained: TrainedModel | None
     optimiser: Mapping[str, Tensor]
@@ -114,26 +115,28 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainedClient:
-    """A client after training, its weights still in the module; embeddings are computed when a method asks for them."""
+    """A client after training, with its weights still in the module. Embeddings are computed when a method asks for them."""
 
     skeleton: Skeleton
     weights: Weights
-    client: ClientData
+    data: ClientData
     task: Task
-    who: int
+    client: int
     round: int
 
     @property
     def num_unlabelled(self) -> int:
-        return len(self.client.unlabelled or ())
+        """The number of the client's unlabelled samples."""
+        return len(self.data.unlabelled or ())
 
     @property
     def generator(self) -> torch.Generator:
-        return seeds.torch_stream(self.task.seed, "return", self.who, self.round)
+        """The client's random stream for what it returns."""
+        return seeds.torch_stream(self.task.seed, "return", self.client, self.round)
 
     @cached_property
     def _outputs(self) -> tuple[Output, Batch]:
-        x, y = self.client.labelled.take()
+        x, y = self.data.labelled.take()
         return self.skeleton.outputs(x), Batch(x, y, torch.ones(len(y), device=x.device))
 
     @cached_property
@@ -143,27 +146,33 @@ class TrainedClient:
 
     @property
     def own_bank(self) -> PrototypeBank | None:
+        """The client's prototypes, where the method has computed them."""
         return self.__dict__.get("_bank")
 
     def run(self, x: Tensor) -> Output:
+        """Embeddings and logits of any samples."""
         return self.skeleton.outputs(x)
 
     def unlabelled(self, view: View = "none", weights: Weights | None = None) -> Output:
-        return self.skeleton.outputs(viewed_pool(self.task, self.client, view, self.who, self.round), weights)
+        """Embeddings and logits of a view of the unlabelled samples, by the client's model or by other weights."""
+        return self.skeleton.outputs(viewed_pool(self.task, self.data, view, self.client, self.round), weights)
 
     def outputs(self) -> tuple[Output, Batch]:
+        """Embeddings and logits of the labelled samples, and these as one batch."""
         return self._outputs
 
     def bank(self) -> PrototypeBank:
+        """The class means of the embeddings of the labelled samples."""
         return self._bank
 
     def low_bank(self) -> PrototypeBank:
-        x, y = self.client.labelled.take()
+        """The class means of the low-level features of the labelled samples."""
+        x, y = self.data.labelled.take()
         return PrototypeBank.from_embeddings(self.skeleton.low(x), y, self.task.num_classes)
 
 
 def with_memory(message: Bundle, memory: Bundle) -> Received:
-    """What a client holds at the start of a round."""
+    """The message a client was sent, together with its memory of earlier rounds."""
     parts = message.bank, message.banks, message.weights, message.tensors, message.scalars, message.models
     return Received(*parts, memory)
 
@@ -178,16 +187,32 @@ def train_client(
     round: int,
     keep: Keep,
 ) -> Outcome:
-    """Train one client: `keep` is given what it keeps, and what it sends is in the outcome. One whose training went to NaN
-    keeps what it had."""
-    done = trained_client(task, skeleton, state, data, received, client, round)
-    return finished(task, done, data, received, client, round, keep)
+    """Train one client in a round. A client whose training became NaN keeps its old state.
+
+    Args:
+        task: What the clients of the federation have in common.
+        skeleton: The client's architecture.
+        state: What the client has kept from its last round.
+        data: The client's data.
+        received: The message it was sent, with its memory.
+        client: The client's number.
+        round: The round.
+        keep: Stores the client's new state.
+
+    Returns:
+        What the client sends, or the reason why it sends nothing.
+    """
+    training = trained_client(task, skeleton, state, data, received, client, round)
+    return outcome_of(task, training, data, received, client, round, keep)
 
 
 def trained_client(
     task: Task, skeleton: Skeleton, state: ClientState, data: ClientData, received: Any, client: int, round: int
 ) -> Training:
-    """The steps of one client's training. The trained model is in the skeleton until another one is loaded."""
+    """Take the steps of one client's training; the arguments are those of `train_client`.
+
+    The trained model stays in the skeleton until another one is loaded.
+    """
     learner, local = task.learner, task.local
     check_trainable(task, data, client)
     skeleton.load(learner.begin(state.weights, received))
@@ -211,26 +236,28 @@ def trained_client(
             sizes.append(step_size(step))
             if pseudo is not None:
                 pseudo_labels.add(step, Pseudo(*(t.detach() for t in pseudo)))
-    share = torch.tensor(sizes, dtype=values[0][0].dtype, device=values[0][0].device) / sum(sizes)
+    shares = torch.tensor(sizes, dtype=values[0][0].dtype, device=values[0][0].device) / sum(sizes)
     columns = zip(names, zip(*values, strict=True), strict=True)
-    means = {name: float(share @ torch.stack(column)) for name, column in columns}
+    means = {name: float(shares @ torch.stack(column)) for name, column in columns}
     if norm.collects(skeleton.module):
         skeleton.collect(all_samples(data))
     weights = skeleton.loaded()
     failure = what_is_not_finite(means, weights)
     trained = None if failure else TrainedClient(skeleton, weights, data, task, client, round)
-    kept = optimiser.export() if local.keep_optimiser else {}
-    return Training(trained, kept, means, failure, pseudo_labels.counts(task, data, client))
+    optimiser_state = optimiser.export() if local.keep_optimiser else {}
+    return Training(trained, optimiser_state, means, failure, pseudo_labels.counts(task, data, client))
 
 
-def finished(
-    task: Task, done: Training, data: ClientData, received: Received, client: int, round: int, keep: Keep
+def outcome_of(
+    task: Task, training: Training, data: ClientData, received: Received, client: int, round: int, keep: Keep
 ) -> Outcome:
-    """What a client keeps and what it sends after training. Nothing of the model's own tensors is left: what is sent is
-    encoded, and whoever keeps a state copies it."""
-    if done.trained is None:
-        return Outcome(None, done.terms, done.failure, done.pseudo)
-    learner, trained = task.learner, done.trained
+    """Store what a client keeps after training, and return what it sends.
+
+    The outcome holds none of the model's tensors: the upload is encoded, and `keep` copies the state.
+    """
+    if training.trained is None:
+        return Outcome(None, training.terms, training.failure, training.pseudo)
+    learner, trained = task.learner, training.trained
     upload = learner.returned(trained, received, round)
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
@@ -238,27 +265,27 @@ def finished(
         upload = left(task.filters, upload, received)
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
-    state = ClientState(weights, done.optimiser, memory, bank)
+    state = ClientState(weights, training.optimiser, memory, bank)
     if not state.empty:
         keep(client, state)
-    return Outcome(wire.encode(upload), done.terms, "", done.pseudo)
+    return Outcome(wire.encode(upload), training.terms, "", training.pseudo)
 
 
 class PseudoLabels:
-    """The pseudo-labels of a client's round, for the record."""
+    """The pseudo-labels that a client gave in one round, for the record."""
 
     def __init__(self) -> None:
         self.labels: list[Pseudo] = []
         self.rows: list[Tensor] = []
 
     def add(self, step: Step, pseudo: Pseudo) -> None:
-        """Note those of one step."""
+        """Add the pseudo-labels of one step."""
         if step.unlabelled is not None:
             self.labels.append(pseudo)
             self.rows.append(step.unlabelled)
 
     def counts(self, task: Task, data: ClientData, client: int) -> dict[str, float]:
-        """How many there were, were used and were right; nothing where no label was held back."""
+        """How many pseudo-labels were given, accepted and right; empty where no labels were held back."""
         held_back = task.held_back[client] if self.labels and task.held_back else None
         if held_back is None:
             return {}
@@ -268,12 +295,12 @@ class PseudoLabels:
 
 
 def step_size(step: Step) -> int:
-    """How much a step's loss counts in the mean of the round: its labelled samples, or else its unlabelled ones."""
+    """The weight of a step's loss in the round's mean: its labelled samples, or else its unlabelled ones."""
     return step.labelled.shape[0] or (0 if step.unlabelled is None else step.unlabelled.shape[0])
 
 
 def check_trainable(task: Task, data: ClientData, client: int) -> None:
-    """Refuse a client without the samples that the learner trains on."""
+    """Raise a `ProtofedError` for a client without the samples that the learner trains on."""
     feed: Feed = task.learner.feed
     if feed.needs_labels and len(data.labelled) == 0:
         raise ProtofedError(f"client {client} has no labelled sample to train on")
@@ -285,7 +312,7 @@ def check_trainable(task: Task, data: ClientData, client: int) -> None:
 
 @contextmanager
 def one_sample_is_too_few(client: int) -> Iterator[None]:
-    """Batch norm over a single value: say whose data is too small."""
+    """A context in which batch norm's error about a batch of one sample names the client."""
     try:
         yield
     except ValueError as error:
@@ -298,7 +325,7 @@ def one_sample_is_too_few(client: int) -> Iterator[None]:
 
 
 def what_is_not_finite(means: Mapping[str, float], weights: Weights) -> str:
-    """Which loss term or weight became NaN or infinite; empty where all is well."""
+    """The name of a loss term or weight that became NaN or infinite, as a sentence; empty where all are finite."""
     for name, value in means.items():
         if not math.isfinite(value):
             return f"loss term {name!r} became NaN or infinite in training"

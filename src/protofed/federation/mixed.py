@@ -1,8 +1,8 @@
-"""Clients of several architectures: one engine for each, with the clients' states in one place.
+"""Clients of several architectures: one engine for each, with one store of the clients' states.
 
 Weights of different architectures have nothing in common, so at the server their names begin with the architecture's
-number, `"2:head.weight"`; a client sends and is sent its own without it. A server that averages weights by name thus
-averages within each architecture, and needs to know nothing of it.
+number, `"2:head.weight"`. Messages to and from a client have the names without it. A server that averages weights by
+name thus averages within each architecture, without knowing about architectures.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .judge import Evaluation
 from .local import ClientState, MemoryStates, Outcome
 
 
-def marked(weights: Mapping[str, Tensor], architecture: int) -> dict[str, Tensor]:
-    """Weights by the names that the server knows them by."""
+def prefixed(weights: Mapping[str, Tensor], architecture: int) -> dict[str, Tensor]:
+    """Weights by the names that they have at the server, which begin with the architecture's number."""
     return {f"{architecture}:{name}": value for name, value in weights.items()}
 
 
 def for_architecture(bundle: Bundle, architecture: int) -> Bundle:
-    """A bundle of the server's with the weights of one architecture, by the names its clients know."""
-    mark = f"{architecture}:"
+    """A bundle of the server's with the weights of one architecture, by the names that its clients use."""
+    prefix = f"{architecture}:"
 
-    def own(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name.removeprefix(mark): value for name, value in weights.items() if name.startswith(mark)}
+    def select(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
-    return replace(bundle, weights=own(bundle.weights), models={name: own(w) for name, w in bundle.models.items()})
+    return replace(bundle, weights=select(bundle.weights), models={n: select(w) for n, w in bundle.models.items()})
 
 
 class MixedEngine:
@@ -42,15 +42,15 @@ class MixedEngine:
     def __init__(self, parts: Sequence[PlainEngine], owner: Sequence[int]) -> None:
         self.parts = list(parts)
         self.owner: tuple[int, ...] = tuple(owner)
-        first = parts[0]
-        self.method, self.data, self.device, self.dim = first.method, first.data, first.device, first.dim
+        any_part = parts[0]
+        self.method, self.data, self.device, self.dim = any_part.method, any_part.data, any_part.device, any_part.dim
         self.starts: tuple[Mapping[str, Tensor], ...] = tuple(part.start for part in parts)
         self.parameters: tuple[int, ...] = tuple(n for part in parts for n in part.parameters)
         self.states = MemoryStates()
 
     @property
     def states(self) -> MutableMapping[int, ClientState]:
-        """All clients' states, in one place."""
+        """The states of all clients, which the engines of all architectures share."""
         return self.parts[0].states
 
     @states.setter
@@ -60,9 +60,11 @@ class MixedEngine:
 
     @property
     def model_for_each(self) -> bool:
+        """Whether each client is evaluated by a model of its own."""
         return self.parts[0].model_for_each
 
     def state(self, client: int) -> ClientState:
+        """A client's state, or its initial model."""
         return self.parts[self.owner[client]].state(client)
 
     def _owned(self, clients: Sequence[int]) -> dict[int, list[int]]:
@@ -73,35 +75,39 @@ class MixedEngine:
         return owned
 
     def _shares(self, downloads: Downloads) -> dict[int, Downloads]:
-        """What the clients of each architecture are sent."""
-        return {which: downloads.only(clients) for which, clients in self._owned(downloads.clients).items()}
+        """The downloads of each architecture's clients."""
+        return {k: downloads.only(clients) for k, clients in self._owned(downloads.clients).items()}
 
     def groups(self, clients: Sequence[int]) -> list[list[int]]:
-        """Clients that are trained together; they have one architecture."""
-        return [group for which, own in self._owned(clients).items() for group in self.parts[which].groups(own)]
+        """The groups of clients that are trained together. The clients of a group have one architecture."""
+        return [group for k, members in self._owned(clients).items() for group in self.parts[k].groups(members)]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
-        """In the order asked: each architecture's engine goes on to its next client when that one's turn has come."""
-        running = {which: self.parts[which].train(share) for which, share in self._shares(downloads).items()}
+        """Train the clients in the order of the downloads; the engines of the architectures take turns."""
+        running = {k: self.parts[k].train(share) for k, share in self._shares(downloads).items()}
         return (next(running[self.owner[client]]) for client in downloads.clients)
 
     def teach(self, state: Any, round: int) -> Taught:
+        """Refuse the training at a server, which needs one architecture for all clients."""
         raise ProtofedError(f"{self.method.name} trains a model at the server, so all clients need one architecture")
 
-    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+        """Score each client with the engine of its architecture."""
         scores: dict[int, Scores] = {}
-        for which, share in self._shares(downloads).items():
-            scores |= self.parts[which].evaluate(share, how)
+        for k, share in self._shares(downloads).items():
+            scores |= self.parts[k].evaluate(share, options)
         return {client: scores[client] for client in downloads.clients}
 
     def export(self) -> Mapping[int, ClientState]:
+        """The states of all clients that have one."""
         return self.states
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Replace the clients' states by those of a checkpoint."""
         self.parts[0].restore(states)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """There is nothing to release."""
 
 
 SingleProcess = PlainEngine | MixedEngine

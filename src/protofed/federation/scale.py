@@ -1,8 +1,7 @@
 """Scale-out with torch.distributed: `torchrun --nproc-per-node N -m protofed run …`.
 
-Every rank runs the same rounds in step and holds the same server; each trains and evaluates its own share of the clients
-with the engine of its host, and what the clients returned is gathered, encoded as it is on the wire. The result is that
-of one process.
+Every rank runs the same rounds in step and holds the same server. Each rank trains and evaluates its share of the
+clients with the engine of its host, and the encoded uploads are gathered on all ranks. The result is that of one process.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 
 def begin() -> None:
-    """Join the other ranks: nccl where each rank has a GPU, gloo otherwise."""
+    """Join the other ranks, with nccl where each rank has a GPU and with gloo otherwise."""
     if dist.is_initialized():
         return
     gpu = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -36,21 +35,21 @@ def begin() -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Every rank's value, on every rank."""
+    """Return the values of all ranks on every rank."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def from_first(value: Any) -> Any:
-    """The first rank's value, on every rank."""
+    """Return the first rank's value on every rank."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Do something on the first rank only; every rank gets the result, or the error. Without ranks: just do it."""
+    """Call `work` on the first rank only. Every rank gets its result or its error. Without ranks, it is just called."""
     if not dist.is_initialized():
         return work()
     outcome: Any = None
@@ -77,31 +76,35 @@ class ScaledEngine:
         return [c for c in clients if c % self.ranks == self.rank]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
-        mine = self._mine(downloads.clients)
-        own = dict(self.inner.train(downloads.only(mine))) if mine else {}
-        outcomes = {c: outcome for share in gather(own) for c, outcome in share.items()}
-        return ((c, outcomes[c]) for c in downloads.clients)  # in the order asked: a sum depends on it
+        """Train this rank's clients, and gather the outcomes of all ranks."""
+        members = self._mine(downloads.clients)
+        local_outcomes = dict(self.inner.train(downloads.only(members))) if members else {}
+        outcomes = {c: outcome for share in gather(local_outcomes) for c, outcome in share.items()}
+        return ((c, outcomes[c]) for c in downloads.clients)  # in this order, because a sum depends on it
 
     def teach(self, state: Any, round: int) -> Taught:
-        """Every rank holds the same server and trains it alike."""
+        """Train the server's model on every rank, with the same result."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
-        mine = self._mine(downloads.clients)
-        own = self.inner.evaluate(downloads.only(mine), how) if mine else {}
-        scores = {c: s for share in gather(own) for c, s in share.items()}
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+        """Score this rank's clients, and gather the scores of all ranks."""
+        members = self._mine(downloads.clients)
+        local_scores = self.inner.evaluate(downloads.only(members), options) if members else {}
+        scores = {c: s for share in gather(local_scores) for c, s in share.items()}
         return {c: scores[c] for c in downloads.clients}
 
     def export(self) -> Mapping[int, ClientState]:
-        """All clients' states, gathered on every rank; the first one writes them."""
-        own = {c: _detached(state) for c, state in self.inner.export().items()}
-        everyone = {c: state for share in gather(own) for c, state in share.items()}
-        return dict(sorted(everyone.items()))
+        """The states of all clients, gathered on every rank. The first rank writes them."""
+        local_states = {c: _detached(state) for c, state in self.inner.export().items()}
+        states = {c: state for share in gather(local_states) for c, state in share.items()}
+        return dict(sorted(states.items()))
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Restore the states of this rank's clients."""
         self.inner.restore({c: states[c] for c in self._mine(list(states))})
 
     def close(self) -> None:
+        """Release what the engine of this rank holds."""
         self.inner.close()
 
 

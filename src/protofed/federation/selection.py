@@ -1,7 +1,7 @@
-"""Which clients take part in a round: at random, or so that what they know differs.
+"""The choice of a round's cohort: at random, or so that its prototypes are diverse.
 
-FedAPA's paper asks of a choice that it keep prototypes diverse and mind what devices can do, and gives no formula; the
-one here is ours.
+FedAPA's paper asks that the choice keep prototypes diverse and respect the capability of devices. It gives no formula;
+this one is ours.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank, unit
 
-FLOOR = 1e-6  # a gain below this is rounding; nobody's chance is nothing
+FLOOR = 1e-6  # a smaller gain is a rounding error; every client has some chance
 
 
 def random_choice(total: int, k: int, generator: torch.Generator) -> list[int]:
@@ -22,16 +22,23 @@ def random_choice(total: int, k: int, generator: torch.Generator) -> list[int]:
 def diverse_choice(banks: PrototypeBank, capability: Tensor, k: int, generator: torch.Generator) -> list[int]:
     """`k` clients, drawn one after another by `capability[j] · gain_j`, in rising order.
 
-    `gain_j` is the sum over the classes client j holds of how new its prototype is, divided by how many clients hold
-    the class: so every class has the same to give, and holders of a rare one share it among few. New is 1 where no
-    chosen client holds the class, else the cosine distance to the nearest chosen prototype of it, halved to lie in
-    [0, 1]. Clients are drawn in proportion rather than the best one taken, as k-means++ does, so that no one is left
-    out for ever.
+    `gain_j` is a sum over the classes that client j holds: the novelty of its prototype, divided by the number of
+    clients that hold the class. Every class thus contributes the same in total, and a rare class contributes more for
+    each of its holders. The novelty is 1 where no chosen client holds the class; otherwise it is the cosine distance to
+    the nearest chosen prototype of the class, halved to lie in [0, 1]. As in k-means++, clients are drawn with
+    probabilities in proportion to this product, so that no client is excluded for ever.
 
-    A client never heard of may be worth as much as the best, and is given that gain. It does not go first regardless,
-    because one that can never answer would then take a place in every round.
+    A client whose prototypes the server has never received gets the largest gain of the others. It is not chosen with
+    certainty, because a client that never answers would then be chosen in every round.
 
-    O(N · C · d) for each client chosen.
+    Args:
+        banks: The clients' prototypes, `[N, C, d]`.
+        capability: A positive number for each client.
+        k: The size of the cohort.
+        generator: The random stream.
+
+    Returns:
+        The numbers of the chosen clients. The cost is O(N · C · d) for each of them.
     """
     total = banks.means.shape[0]
     if banks.means.ndim != 3 or capability.shape != (total,):
@@ -46,14 +53,14 @@ def diverse_choice(banks: PrototypeBank, capability: Tensor, k: int, generator: 
     known = banks.known
     directions = unit(torch.where(known[..., None], banks.means, 0.0))
     share = known / known.sum(0).clamp_min(1)  # [N, C]
-    new = torch.ones_like(share)
-    heard = known.any(-1)
-    left = torch.ones(total, dtype=torch.bool)
+    novelty = torch.ones_like(share)
+    has_bank = known.any(-1)
+    available = torch.ones(total, dtype=torch.bool)
     for _ in range(k):
-        gain = torch.where(heard & left, (share * new).sum(-1), 0.0).clamp_min(FLOOR)
-        chance = torch.where(heard, gain, gain.max()) * capable * left
-        pick = int(torch.multinomial(chance, 1, generator=generator))
-        left[pick] = False
+        gain = torch.where(has_bank & available, (share * novelty).sum(-1), 0.0).clamp_min(FLOOR)
+        probability = torch.where(has_bank, gain, gain.max()) * capable * available
+        pick = int(torch.multinomial(probability, 1, generator=generator))
+        available[pick] = False
         cosine = torch.einsum("ncd,cd->nc", directions, directions[pick])
-        new = torch.where(known[pick], torch.minimum(new, ((1 - cosine) / 2).clamp_min(0)), new)
-    return torch.nonzero(~left).squeeze(1).tolist()
+        novelty = torch.where(known[pick], torch.minimum(novelty, ((1 - cosine) / 2).clamp_min(0)), novelty)
+    return torch.nonzero(~available).squeeze(1).tolist()

@@ -1,7 +1,7 @@
 """A site: one client as a transport meets it, with its data, its model and what it keeps between rounds.
 
-`train` and `evaluate` take a message and give one, as bytes. A site takes nothing from memory that was not in a message or
-in its own store. Simulators run the same code without the envelopes; `SiteEngine` is an engine whose sites are elsewhere.
+`train` and `evaluate` take a message and return one, as bytes. A site uses nothing but its messages and its own store.
+Simulations run the same code without the envelopes; `SiteEngine` is an engine whose sites are elsewhere.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from .. import disk
 from ..evaluate import Confusion, Scores, Snapshot
 from ..wire import Bundle, Message, WireError, decode, encode
 from .checkpoint import StoredStates, write_states
-from .engine import Downloads, Inputs, PlainEngine, Taught
+from .engine import ArchitectureInputs, Downloads, PlainEngine, Taught
 from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import MixedEngine
 
-HEADER = 2**20  # bytes an envelope's header may have
+HEADER = 2**20  # the most bytes of an envelope's header
 
 
-def sealed(about: Mapping[str, Any], payload: Message) -> bytes:
-    """An envelope: what a message is about as JSON, and the message itself."""
-    text = json.dumps(about).encode()
+def sealed(header: Mapping[str, Any], payload: Message) -> bytes:
+    """An envelope: a header as JSON, and the message itself."""
+    text = json.dumps(header).encode()
     return len(text).to_bytes(4, "little") + text + payload
 
 
 def opened(message: Message, source: str) -> tuple[dict[str, Any], bytes]:
-    """What an envelope is about, and what is in it."""
+    """The header of an envelope, and the message in it."""
     length = int.from_bytes(message[:4], "little")
     try:
         if length > min(HEADER, len(message) - 4):
             raise ValueError(f"{len(message)} bytes, cut short in the header")
-        about = json.loads(bytes(message[4 : 4 + length]))
-        if not isinstance(about, dict):
+        header = json.loads(bytes(message[4 : 4 + length]))
+        if not isinstance(header, dict):
             raise ValueError("the header is not a mapping")
     except ValueError as error:
         raise WireError(f"{source}: not an envelope ({error})") from None
-    return about, bytes(message[4 + length :])
+    return header, bytes(message[4 + length :])
 
 
 class FolderStates(MutableMapping[int, ClientState]):
-    """Clients' states as files of a folder, each replaced in one step."""
+    """The clients' states as files of a folder. A file is replaced atomically."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,9 +80,17 @@ class FolderStates(MutableMapping[int, ClientState]):
 
 
 class Site:
-    """One client of a federation. `states` is where it keeps its state: in memory, or in its folder."""
+    """One client of a federation.
 
-    def __init__(self, inputs: Inputs, client: int, states: MutableMapping[int, ClientState] | None = None) -> None:
+    `states` is where it keeps its state: in memory, or in its folder.
+
+    Example:
+        `reply = Site(inputs, client=3).train(message)`
+    """
+
+    def __init__(
+        self, inputs: ArchitectureInputs, client: int, states: MutableMapping[int, ClientState] | None = None
+    ) -> None:
         self.client = client
         self.engine = PlainEngine(inputs, inputs.build())
         if states is not None:
@@ -90,26 +98,45 @@ class Site:
 
     def _downloads(self, message: Message, purpose: str) -> tuple[Downloads, dict[str, Any]]:
         source = f"server's message to client {self.client}"
-        about, payload = opened(message, source)
-        if type(about.get("round")) is not int:
+        header, payload = opened(message, source)
+        if type(header.get("round")) is not int:
             raise WireError(f"{source}: it names no round")
-        return Downloads(about["round"], [payload], {self.client: 0}, purpose), about
+        return Downloads(header["round"], [payload], {self.client: 0}, purpose), header
 
     def train(self, message: Message) -> bytes:
-        """Train from what the server sent; the reply holds the upload, loss terms, and what failed."""
+        """Train from a message of the server.
+
+        Args:
+            message: An envelope with the round and the encoded bundle.
+
+        Returns:
+            An envelope with the upload, the loss terms, and the reason of a failure.
+        """
         downloads, _ = self._downloads(message, "train")
         ((_, outcome),) = self.engine.train(downloads)
-        about = {"round": downloads.round, "terms": outcome.terms, "failure": outcome.failure, "pseudo": outcome.pseudo}
-        return sealed({**about, "returned": outcome.upload is not None}, outcome.upload or b"")
+        header = {
+            "round": downloads.round,
+            "terms": outcome.terms,
+            "failure": outcome.failure,
+            "pseudo": outcome.pseudo,
+        }
+        return sealed({**header, "returned": outcome.upload is not None}, outcome.upload or b"")
 
     def evaluate(self, message: Message) -> bytes:
-        """Score the site's own model on its own test samples; the reply holds the scores."""
-        downloads, about = self._downloads(message, "evaluate")
+        """Score the site's model on its own test samples.
+
+        Args:
+            message: An envelope with the round, the options of the evaluation and the encoded bundle.
+
+        Returns:
+            An envelope with the scores.
+        """
+        downloads, header = self._downloads(message, "evaluate")
         try:
-            how = Evaluation(**about["how"])
+            options = Evaluation(**header["how"])
         except (KeyError, TypeError) as error:
             raise WireError(f"server's message to client {self.client}: no way to evaluate ({error})") from None
-        scores = self.engine.evaluate(downloads, how)[self.client]
+        scores = self.engine.evaluate(downloads, options)[self.client]
         return sealed({"round": downloads.round}, encode(bundle_of(scores)))
 
 
@@ -142,61 +169,70 @@ def scores_of(bundle: Bundle, source: str) -> Scores:
         raise WireError(f"{source}: not an evaluation ({error})") from None
 
 
-class Reached(Protocol):
-    """A site as it can be reached: here, or through a transport."""
+class SiteConnection(Protocol):
+    """A connection to a site, in this process or through a transport."""
 
-    def train(self, message: Message, /) -> bytes: ...
+    def train(self, message: Message, /) -> bytes:
+        """Send the message of a round and return the site's reply."""
 
-    def evaluate(self, message: Message, /) -> bytes: ...
+    def evaluate(self, message: Message, /) -> bytes:
+        """Send the message of an evaluation and return the site's reply."""
 
 
 def _outcome(reply: Message, round: int, source: str) -> Outcome:
-    """What a site's reply says of its training."""
-    about, payload = opened(reply, source)
+    """The outcome of a client's training that a site's reply describes."""
+    header, payload = opened(reply, source)
     try:
-        if about["round"] != round:
-            raise ValueError(f"it is of round {about['round']!r}, and this is round {round}")
-        terms, pseudo = ({str(k): float(v) for k, v in about[part].items()} for part in ("terms", "pseudo"))
-        return Outcome(payload if about["returned"] else None, terms, str(about["failure"]), pseudo)
+        if header["round"] != round:
+            raise ValueError(f"it is of round {header['round']!r}, and this is round {round}")
+        terms, pseudo = ({str(k): float(v) for k, v in header[part].items()} for part in ("terms", "pseudo"))
+        return Outcome(payload if header["returned"] else None, terms, str(header["failure"]), pseudo)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"{source}: not a reply ({type(error).__name__}: {error})") from None
 
 
 class SiteEngine:
-    """An engine whose sites are elsewhere: it sends each its message and takes the reply. It holds no client's state."""
+    """An engine whose sites are elsewhere. It sends each its message and takes the reply, and holds no client's state."""
 
-    def __init__(self, sites: Mapping[int, Reached], server: PlainEngine | MixedEngine) -> None:
-        """`server`: an engine of the same architectures, for a server that trains and for the shapes of weights."""
+    def __init__(self, sites: Mapping[int, SiteConnection], server: PlainEngine | MixedEngine) -> None:
+        """
+        Args:
+            sites: A connection for each client.
+            server: An engine of the same architectures, for a server that trains and for the shapes of weights.
+        """
         self.sites, self.server = sites, server
         self.starts, self.owner = server.starts, server.owner
         self.dim, self.parameters = server.dim, server.parameters
 
     def teach(self, state: Any, round: int) -> Taught:
+        """Train the server's own model at the server."""
         return self.server.teach(state, round)
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        """Send each site its message and yield the outcomes. A site whose reply is malformed has failed."""
         for client in downloads.clients:
             reply = self.sites[client].train(sealed({"round": downloads.round}, downloads[client]))
             try:
                 outcome = _outcome(reply, downloads.round, "its reply")
-            except WireError as error:  # one site's nonsense does not end the round
+            except WireError as error:  # a malformed reply of one site does not end the round
                 outcome = Outcome(None, {}, str(error))
             yield client, outcome
 
-    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+        """Ask each site for its scores."""
         scores: dict[int, Scores] = {}
         for client in downloads.clients:
-            about = {"round": downloads.round, "how": dataclasses.asdict(how)}
-            _, payload = opened(self.sites[client].evaluate(sealed(about, downloads[client])), f"client {client}")
+            header = {"round": downloads.round, "how": dataclasses.asdict(options)}
+            _, payload = opened(self.sites[client].evaluate(sealed(header, downloads[client])), f"client {client}")
             scores[client] = scores_of(decode(payload, f"client {client}"), f"client {client}")
         return scores
 
     def export(self) -> Mapping[int, ClientState]:
-        """Nothing: states are the sites' own."""
+        """Return no states, because the sites keep their own."""
         return {}
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
-        """Nothing: states are the sites' own."""
+        """Restore nothing, because the sites keep their own states."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """There is nothing to release."""

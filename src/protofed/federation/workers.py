@@ -1,9 +1,9 @@
 """Worker processes: started once, one torch thread each, fed over pipes with what the wire carries.
 
 Workers are forked, so they have the data without a copy. Clients' models live in shared memory that the parent owns: a
-worker reads a client's last state there and writes the new one beside it; the parent makes it the current one when the
-client's result arrives. A worker that dies therefore loses nothing but work: it is forked again, and its clients are
-trained again from their last state, with the same random streams and so the same result.
+worker reads a client's last state there and writes the new one into a second slot, which the parent makes the current
+one when the client's result arrives. A worker that dies therefore loses nothing but work: it is forked again, and its
+clients are trained again from their last state, with the same random streams and so the same result.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from .local import ClientState, Outcome
 from .mixed import SingleProcess
 
 log = logging.getLogger("protofed")
-ARENA = 1 << 30  # reserved for messages, per direction and worker; only what is used takes memory
-PIPE = 1 << 16  # a message smaller than this goes over the pipe itself
+ARENA = 1 << 30  # bytes reserved for messages, per direction and worker; only written pages take memory
+PIPE = 1 << 16  # a message of fewer bytes is sent through the pipe itself
 TRIES = 3
 
 
 def keep_pages() -> None:
-    """Tell glibc to keep freed pages: tensors of one training step are the size of those of the next."""
+    """Tell glibc to keep freed pages, because consecutive training steps allocate tensors of the same sizes."""
     if os.name != "posix":
         return
     try:
@@ -57,13 +57,13 @@ def keep_pages() -> None:
 
 
 def reserve(size: int) -> mmap.mmap:
-    """Memory that forked processes share; pages take room when they are written, not before."""
+    """Memory that forked processes share. A page takes memory only when it is written."""
     lazily = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
     return mmap.mmap(-1, max(1, size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | lazily)
 
 
 def with_workers(inner: SingleProcess, workers: int) -> SingleProcess | WorkerEngine:
-    """The engine in worker processes; the engine itself, which gives the same bits, where there can be none."""
+    """The engine in worker processes; where these cannot be started, the engine itself, which gives the same bits."""
     reason = ""
     if multiprocessing.current_process().daemon:
         reason = "a daemonic process may not start others"
@@ -79,51 +79,59 @@ def with_workers(inner: SingleProcess, workers: int) -> SingleProcess | WorkerEn
 
 
 class SharedStates(MutableMapping[int, ClientState]):
-    """Clients' states where every process sees them: two places for each model and its prototypes, one of them current.
+    """The clients' states in shared memory: two slots for each model and its prototypes, one of which is current.
 
-    Only pages that were written take memory, so a client that never took part costs nothing.
+    Only written pages take memory, so a client that never took part costs nothing.
     """
 
     def __init__(
         self, starts: Sequence[Mapping[str, Tensor]], owner: Sequence[int], with_weights: bool, bank: tuple[int, int]
     ) -> None:
-        """`bank`: classes and width of the clients' prototypes."""
+        """
+        Args:
+            starts: The initial weights of each architecture.
+            owner: The architecture of each client.
+            with_weights: Whether clients keep a model.
+            bank: The number of classes and the dimension of the clients' prototypes.
+        """
         self.starts, self.owner, self.with_weights, self.bank_shape = starts, owner, with_weights, bank
-        behind = [bank[0] * bank[1], bank[0]]  # means and counts
-        self.pieces = [[*(value.numel() for value in start.values()), *behind] for start in starts]
+        bank_pieces = [bank[0] * bank[1], bank[0]]  # means and counts
+        self.pieces = [[*(value.numel() for value in start.values()), *bank_pieces] for start in starts]
         self.sizes = [sum(pieces) for pieces in self.pieces]
-        self.begin = [0, *accumulate(2 * self.sizes[which] for which in owner)]
+        self.begin = [0, *accumulate(2 * self.sizes[architecture] for architecture in owner)]
         self.memory = reserve(self.begin[-1] * 4 if with_weights else 1)
-        self.current = mmap.mmap(-1, len(owner))  # per client: 0 no state yet, 1 or 2 which place holds it
-        self.banked = mmap.mmap(-1, 3 * len(owner))  # per client and place: 1 where prototypes are there too
-        self.extras: dict[int, bytes] = {}  # optimiser and memory; they go with the job
+        self.current = mmap.mmap(
+            -1, len(owner)
+        )  # per client: 0 where it has no state yet, otherwise the current slot, 1 or 2
+        self.banked = mmap.mmap(-1, 3 * len(owner))  # per client and slot: 1 where the slot holds prototypes too
+        self.extras: dict[int, bytes] = {}  # encoded optimiser state and memory, which are sent with the job
         self.pending: dict[int, int] = {}
 
-    def _place(self, client: int, place: int) -> Tensor:
-        """The numbers of a client in one place: its model's, then its prototypes'."""
+    def _slot(self, client: int, slot: int) -> Tensor:
+        """The values of a client in one slot: those of its model, then those of its prototypes."""
         size = self.sizes[self.owner[client]]
-        offset = (self.begin[client] + (place - 1) * size) * 4
+        offset = (self.begin[client] + (slot - 1) * size) * 4
         return torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
 
     def __getitem__(self, client: int) -> ClientState:
-        place = self.current[client]
-        if place == 0:
+        slot = self.current[client]
+        if slot == 0:
             raise KeyError(client)
         extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
         if not self.with_weights:
             return ClientState.of({}, extra, None)
-        which = self.owner[client]
-        *pieces, means, counts = self._place(client, place).split(self.pieces[which])
-        weights = {n: p.view(v.shape) for (n, v), p in zip(self.starts[which].items(), pieces, strict=True)}
-        if not self.banked[3 * client + place]:
+        architecture = self.owner[client]
+        *pieces, means, counts = self._slot(client, slot).split(self.pieces[architecture])
+        weights = {n: p.view(v.shape) for (n, v), p in zip(self.starts[architecture].items(), pieces, strict=True)}
+        if not self.banked[3 * client + slot]:
             return ClientState.of(weights, extra, None)
-        # copies, because the last bits of a product depend on where in memory its numbers begin
+        # copies, because the last bits of a product depend on the alignment of its operands
         bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
-        """Write beside the current state; `commit` makes it the current one."""
-        place = 2 if self.current[client] == 1 else 1
+        """Write into the slot that is not current; `commit` makes it the current one."""
+        slot = 2 if self.current[client] == 1 else 1
         if self.with_weights:
             values = [state.weights[name].reshape(-1) for name in self.starts[self.owner[client]]]
             size = self.sizes[self.owner[client]]
@@ -131,10 +139,10 @@ class SharedStates(MutableMapping[int, ClientState]):
                 size -= sum(self.pieces[self.owner[client]][-2:])
             else:
                 values += [state.bank.means.reshape(-1), state.bank.counts]
-            torch.cat(values, out=self._place(client, place)[:size])
-            self.banked[3 * client + place] = state.bank is not None
-        self._keep(client, wire.encode(state.beside_weights()))
-        self.pending[client] = place
+            torch.cat(values, out=self._slot(client, slot)[:size])
+            self.banked[3 * client + slot] = state.bank is not None
+        self._keep(client, wire.encode(state.extras()))
+        self.pending[client] = slot
 
     def _keep(self, client: int, extra: bytes) -> None:
         if extra:
@@ -142,8 +150,9 @@ class SharedStates(MutableMapping[int, ClientState]):
         else:
             self.extras.pop(client, None)
 
-    def commit(self, client: int, place: int, extra: bytes) -> None:
-        self.current[client] = place
+    def commit(self, client: int, slot: int, extra: bytes) -> None:
+        """Make a slot the current one of a client."""
+        self.current[client] = slot
         self._keep(client, extra)
 
     def __delitem__(self, client: int) -> None:
@@ -161,13 +170,13 @@ class SharedStates(MutableMapping[int, ClientState]):
 
 
 class Arena:
-    """Shared memory for messages: one side writes, then the other reads."""
+    """Shared memory for messages: one process writes, then the other one reads."""
 
     def __init__(self, size: int = ARENA) -> None:
         self.memory, self.size, self.used = reserve(size), size, 0
 
     def put(self, message: Message) -> tuple[int, int] | Message:
-        """Where the message lies; the message itself where it is small or does not fit."""
+        """Write a message and return its offset and length, or the message itself where it is small or does not fit."""
         if len(message) < PIPE or self.used + len(message) > self.size:
             return message
         begin = self.used
@@ -175,37 +184,40 @@ class Arena:
         self.used += len(message)
         return begin, len(message)
 
-    def get(self, place: tuple[int, int] | Message) -> bytes:
-        return self.memory[place[0] : place[0] + place[1]] if isinstance(place, tuple) else bytes(place)
+    def get(self, location: tuple[int, int] | Message) -> bytes:
+        """The message at a location, as bytes."""
+        return self.memory[location[0] : location[0] + location[1]] if isinstance(location, tuple) else bytes(location)
 
-    def take(self, place: tuple[int, int] | Message) -> Message:
-        """The same as bytes of one's own, in which a message is decoded without another copy."""
-        if not isinstance(place, tuple):
-            return place
+    def take(self, location: tuple[int, int] | Message) -> Message:
+        """The message at a location as a buffer of its own, in which it is decoded without another copy."""
+        if not isinstance(location, tuple):
+            return location
         with memoryview(self.memory) as whole:
-            return bytearray(whole[place[0] : place[0] + place[1]])
+            return bytearray(whole[location[0] : location[0] + location[1]])
 
 
 @dataclass
 class Worker:
+    """A worker process and the parent's end of its pipe."""
+
     process: Any
     pipe: Connection
-    arena: Arena  # what the worker sends
-    job: int | None = None  # what it is at
+    arena: Arena  # the worker's messages
+    job: int | None = None  # the number of the job it works on
 
 
-class PlacedMessages:
-    """The messages of a job where they lie in shared memory; a worker copies one out when it decodes it."""
+class ArenaMessages:
+    """The messages of a job in shared memory. A worker copies one when it decodes it."""
 
-    def __init__(self, arena: Arena, places: Mapping[int, tuple[int, int] | Message]) -> None:
-        self.arena, self.places = arena, places
+    def __init__(self, arena: Arena, locations: Mapping[int, tuple[int, int] | Message]) -> None:
+        self.arena, self.locations = arena, locations
 
     def __getitem__(self, audience: int, /) -> Message:
-        return self.arena.take(self.places[audience])
+        return self.arena.take(self.locations[audience])
 
 
 class WorkerEngine:
-    """Spreads clients over worker processes, each of which trains them with `inner` (a loop or a stack)."""
+    """Trains clients in worker processes, each of which uses the engine `inner` (a loop or a stack)."""
 
     def __init__(self, inner: SingleProcess, workers: int) -> None:
         self.inner = inner
@@ -219,63 +231,68 @@ class WorkerEngine:
         self.arena = Arena()
         self.count = workers
         self.workers: list[Worker] = []
-        self.places: dict[int, tuple[int, int] | Message] = {}  # where the messages of a call lie in the arena
+        self.locations: dict[
+            int, tuple[int, int] | Message
+        ] = {}  # the locations of a broadcast's messages in the arena
 
     # --- the parent -----------------------------------------------------------------------------------------------
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
-        """Outcomes in the order asked, because a sum depends on it; those that come too early wait for their turn."""
+        """Train the clients, and yield their outcomes in the order of the downloads, because a sum depends on it."""
         groups = self.inner.groups(downloads.clients)
-        large = any(part.kind == "weights" for part in self.method.exchange.up)
-        if not large:  # what comes back in another order than asked may wait
+        returns_weights = any(part.kind == "weights" for part in self.method.exchange.up)
+        if not returns_weights:  # small uploads may wait for their turn
             groups.sort(key=lambda group: -self._work(group))
         return in_order(downloads.clients, self._trained(downloads, groups))
 
     def _trained(self, downloads: Downloads, groups: Sequence[list[int]]) -> Iterator[tuple[int, Outcome]]:
-        self.places, self.arena.used = {}, 0
+        self.locations, self.arena.used = {}, 0
         for job, replies in self._run([self._job(downloads, clients, self._extras(clients)) for clients in groups]):
             if replies is None:
-                lost = Outcome(None, {}, "its worker process died each time it was tried")
-                replies = dict.fromkeys(groups[job], lost)
+                failed = Outcome(None, {}, "its worker process died each time it was tried")
+                replies = dict.fromkeys(groups[job], failed)
             yield from replies.items()
 
     def teach(self, state: Any, round: int) -> Taught:
+        """Train the server's own model in the parent process."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, how: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+        """Score the clients in the worker processes, or in this one where all have the same model."""
         if not self.inner.model_for_each:
-            return self.inner.evaluate(downloads, how)
+            return self.inner.evaluate(downloads, options)
         groups = self.inner.groups(downloads.clients)
         groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
-        self.places, self.arena.used = {}, 0
+        self.locations, self.arena.used = {}, 0
         scores: dict[int, Scores] = {}
-        for job, reply in self._run([self._job(downloads, clients, how) for clients in groups]):
+        for job, reply in self._run([self._job(downloads, clients, options) for clients in groups]):
             if reply is None:
                 raise RuntimeError(f"the worker evaluating clients {groups[job]} died {TRIES} times")
             scores |= reply
         return {client: scores[client] for client in downloads.clients}
 
-    def _job(self, downloads: Downloads, clients: Sequence[int], beside: Any) -> tuple[Any, ...]:
-        """What a worker is told: which clients, what they were sent, and their states' extras or how to evaluate."""
+    def _job(self, downloads: Downloads, clients: Sequence[int], parameters: Any) -> tuple[Any, ...]:
+        """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
+        and the options for an evaluation."""
         audience = {c: downloads.audience[c] for c in clients}
-        for which in dict.fromkeys(audience.values()):
-            if which not in self.places:
-                self.places[which] = self.arena.put(downloads.messages[which])
-        places = {which: self.places[which] for which in dict.fromkeys(audience.values())}
-        return downloads.purpose, downloads.round, audience, places, downloads.serial, beside
+        for number in dict.fromkeys(audience.values()):
+            if number not in self.locations:
+                self.locations[number] = self.arena.put(downloads.messages[number])
+        locations = {number: self.locations[number] for number in dict.fromkeys(audience.values())}
+        return downloads.purpose, downloads.round, audience, locations, downloads.serial, parameters
 
     def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
-        """How long a group takes, for giving out the longest first, so that the last one to end is a short one."""
-        own = [self.data.clients[c] for c in group]
-        samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in own)
+        """An estimate of a group's time. The longest groups are started first, so that the last one is short."""
+        members = [self.data.clients[c] for c in group]
+        samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in members)
         return samples * self.parameters[self.owner[group[0]]]
 
     def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
         return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}
 
     def _run(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        """Each job's number and reply as it comes, None where its worker died `TRIES` times.
+        """Yield each job's number and its reply, None where its worker died `TRIES` times.
 
-        A worker is given a job when it waits for one: with both sides writing at once, full pipes would block both.
+        A worker is sent a job only when it waits for one: if both sides wrote at once, full pipes would block both.
         """
         self._start_all()
         tries = [0] * len(jobs)
@@ -284,7 +301,7 @@ class WorkerEngine:
             for worker in self.workers:
                 if waiting and worker.job is None:
                     worker.job = waiting.popleft()
-                    with contextlib.suppress(OSError):  # its death is noticed when its pipe is read
+                    with contextlib.suppress(OSError):  # a dead worker is noticed when its pipe is read
                         worker.pipe.send(jobs[worker.job])
             busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
@@ -292,7 +309,7 @@ class WorkerEngine:
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 try:
-                    kind, content = worker.pipe.recv()
+                    status, content = worker.pipe.recv()
                 except (EOFError, OSError):
                     job = self._bury(worker)
                     tries[job] += 1
@@ -302,17 +319,17 @@ class WorkerEngine:
                         yield job, None
                     continue
                 assert worker.job is not None
-                if kind == "error":
+                if status == "error":
                     self.close()
                     raise content
                 job, worker.job = worker.job, None
                 reply = self._take(worker.arena, jobs[job][0], content)
-                if waiting:  # it works on while the reply is used
+                if waiting:  # the worker goes on while the reply is processed
                     worker.job = waiting.popleft()
                     with contextlib.suppress(OSError):
                         worker.pipe.send(jobs[worker.job])
                 yield job, reply
-        yield from self._run_here(jobs, waiting)  # those that are left because no worker could be started
+        yield from self._run_in_parent(jobs, waiting)  # the remaining jobs, where no worker could be started
 
     def _start_all(self) -> None:
         """Start the workers that are missing, or as many of them as the system allows."""
@@ -323,17 +340,17 @@ class WorkerEngine:
             self.count = len(self.workers)
             log.warning("engine: only %d worker processes could be started (%s)", self.count, error)
 
-    def _run_here(self, jobs: Sequence[tuple[Any, ...]], numbers: Iterable[int]) -> Iterator[tuple[int, Any]]:
-        """Some of the jobs one after another in this process."""
-        nowhere = Arena(0)
-        for number in numbers:
+    def _run_in_parent(self, jobs: Sequence[tuple[Any, ...]], job_numbers: Iterable[int]) -> Iterator[tuple[int, Any]]:
+        """Do some of the jobs one after another in this process."""
+        arena = Arena(0)
+        for number in job_numbers:
             extras = self.states.extras
-            content = self._do(jobs[number], nowhere)
+            content = self._do(jobs[number], arena)
             self.states.extras = extras
-            yield number, self._take(nowhere, jobs[number][0], content)
+            yield number, self._take(arena, jobs[number][0], content)
 
     def _bury(self, worker: Worker) -> int:
-        """Replace a dead worker; gives the job it was at."""
+        """Replace a dead worker and return the number of its job."""
         worker.process.join()
         log.warning(
             "worker process %d died (exit code %s); started again, its clients are trained from their last state",
@@ -346,33 +363,33 @@ class WorkerEngine:
         assert worker.job is not None
         return worker.job
 
-    def _take(self, arena: Arena, kind: str, content: Any) -> Any:
-        if kind == "evaluate":
+    def _take(self, arena: Arena, purpose: str, content: Any) -> Any:
+        if purpose == "evaluate":
             return content
         outcomes = {}
-        for client, place, extra, upload, *about in content:
-            if place:
-                self.states.commit(client, place, arena.get(extra))
-            outcomes[client] = Outcome(None if upload is None else arena.take(upload), *about)
+        for client, slot, extra, upload, *details in content:
+            if slot:
+                self.states.commit(client, slot, arena.get(extra))
+            outcomes[client] = Outcome(None if upload is None else arena.take(upload), *details)
         return outcomes
 
     def _start(self) -> Worker:
         context = multiprocessing.get_context("fork")
-        ours, theirs = context.Pipe()
+        parent_end, child_end = context.Pipe()
         arena = Arena()
-        held = [w.pipe for w in self.workers]
-        process = context.Process(target=self._serve, args=(theirs, arena, [ours, *held]), daemon=True)
+        other_pipes = [w.pipe for w in self.workers]
+        process = context.Process(target=self._serve, args=(child_end, arena, [parent_end, *other_pipes]), daemon=True)
         process.start()
-        theirs.close()
-        return Worker(process, ours, arena)
+        child_end.close()
+        return Worker(process, parent_end, arena)
 
     # --- the child ------------------------------------------------------------------------------------------------
     def _serve(self, pipe: Connection, arena: Arena, inherited: Sequence[Connection]) -> None:
-        """A worker's life: take a job, do it, reply; end when the parent's end of the pipe is closed."""
-        for other in inherited:
-            other.close()  # else a sibling's pipe would stay open after the parent is gone
-        for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's to answer; it closes the pipe
-            signal.signal(number, signal.SIG_IGN)
+        """Run a worker: receive a job, do it, reply; end when the parent's end of the pipe is closed."""
+        for connection in inherited:
+            connection.close()  # otherwise a sibling's pipe would stay open after the parent has ended
+        for signal_number in (signal.SIGINT, signal.SIGTERM):  # the parent answers them and closes the pipe
+            signal.signal(signal_number, signal.SIG_IGN)
         torch.set_num_threads(1)  # as in the parent, where engine=workers allows no more
         keep_pages()
         while True:
@@ -384,7 +401,7 @@ class WorkerEngine:
                 reply = ("done", self._do(job, arena))
             except ProtofedError as error:
                 reply = ("error", error)
-            except Exception as error:  # the parent must hear of it: a silent worker would be waited for without end
+            except Exception as error:  # the parent must be told, or it would wait for ever
                 trace = traceback.format_exc()
                 reply = ("error", RuntimeError(f"a worker process failed: {error}\n{trace}"))
             try:
@@ -393,31 +410,34 @@ class WorkerEngine:
                 os._exit(0)
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
-        arena.used = 0  # the parent has read what the last job left there
-        purpose, round, audience, places, serial, beside = job
-        downloads = Downloads(round, PlacedMessages(self.arena, places), audience, purpose, serial)
+        arena.used = 0  # the parent has read the replies of the last job
+        purpose, round, audience, locations, serial, parameters = job
+        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, serial)
         if purpose == "evaluate":
             self.states.extras = {}
-            return self.inner.evaluate(downloads, beside)
-        self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in beside.items()}, {}
+            return self.inner.evaluate(downloads, parameters)
+        self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in parameters.items()}, {}
         replies = []
         for client, outcome in self.inner.train(downloads):
-            place = 0 if outcome.failure else self.states.pending.get(client, 0)
+            slot = 0 if outcome.failure else self.states.pending.get(client, 0)
             upload = None if outcome.upload is None else arena.put(outcome.upload)
             extra = arena.put(self.states.extras.get(client, b""))
-            replies.append((client, place, extra, upload, dict(outcome.terms), outcome.failure, dict(outcome.pseudo)))
+            replies.append((client, slot, extra, upload, dict(outcome.terms), outcome.failure, dict(outcome.pseudo)))
         return replies
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> Mapping[int, ClientState]:
+        """The states of all clients that have one."""
         return self.states
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
+        """Replace the clients' states by those of a checkpoint."""
         for client, state in states.items():
             self.states[client] = state
             self.states.commit(client, self.states.pending.pop(client), self.states.extras.get(client, b""))
 
     def close(self) -> None:
+        """End the worker processes."""
         for worker in self.workers:
             worker.pipe.close()
         for worker in self.workers:

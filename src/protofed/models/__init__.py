@@ -1,4 +1,4 @@
-"""Models by name. Each gives `(embedding, logits)`; see `base` for how to add one.
+"""Models by name. Each returns `(embedding, logits)`; `base` explains how to add one.
 
 ```python
 model = models.build("cnn", (1, 28, 28), num_classes=10, embedding=32)
@@ -67,12 +67,12 @@ def available() -> dict[str, int | None]:
     """The models with their number of parameters, with default settings, for images of 3×32×32 and 10 classes.
 
     Returns:
-        name → number; none for a model that cannot be built for that input.
+        the number by name; None for a model that cannot be built for that input.
     """
     counts: dict[str, int | None] = {}
     for name in registry.names():
         try:
-            with torch.device("meta"):  # shapes only: no memory, no random numbers
+            with torch.device("meta"):  # shapes only, without memory and random numbers
                 counts[name] = parameter_count(build(name, STANDARD_INPUT, STANDARD_CLASSES))
         except Exception:
             counts[name] = None
@@ -103,7 +103,10 @@ def make(model: str | ModelSpec, sample_shape: Sequence[int], **options: Any) ->
     Args:
         model: the name (`"auto"` chooses by the samples' shape), or settings.
         sample_shape: the shape of one sample.
-        **options: settings that go over the defaults, or over those given.
+        **options: settings that replace the defaults, or those of the given settings.
+
+    Returns:
+        the settings.
 
     >>> make("mlp", (64,), embedding=32).embedding
     32
@@ -126,6 +129,9 @@ def build(model: str | ModelSpec, sample_shape: Sequence[int], num_classes: int,
         sample_shape: the shape of one sample.
         num_classes: the number of classes.
         **options: as in `make`.
+
+    Returns:
+        the network.
 
     >>> build("mlp", (64,), 10, embedding=32).dim
     32

@@ -1,8 +1,8 @@
-"""What every model is: an encoder and a linear head, giving `(embedding, logits)`.
+"""The structure of every model: an encoder and a linear head, which return `(embedding, logits)`.
 
-A model's settings are a frozen dataclass with a `build`; a network that already gives the pair, or flat features alone,
-needs one line, `register_module`. Every model must run under `torch.func.vmap`, one set of parameters and buffers per
-client.
+A model's settings are a frozen dataclass with a `build`. A network that already returns the pair, or flat features
+alone, needs one line, `register_module`. Every model must run under `torch.func.vmap`, one set of parameters and
+buffers per client.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..registry import Registry
 from .norm import check_norm
 
 Shape = tuple[int, ...]
-PSI = "psi."  # begins the names of ψ in a model that is a sum σ + ψ (`decomposed.py`); σ has the model's own names
-LOW = 64  # numbers in a low-level feature, of every model: architectures can then compare theirs
+PSI = "psi."  # the prefix of ψ's names in a model that is a sum σ + ψ (`decomposed.py`); σ has the model's own names
+LOW = 64  # the size of a low-level feature, the same for all models, so that architectures can compare theirs
 
 
 class Output(NamedTuple):
-    """What every model gives for a batch: the embedding `[n, d]`, and the head's logits `[n, C]`."""
+    """A model's output for a batch: the embedding `[n, d]`, and the head's logits `[n, C]`."""
 
     embedding: Tensor
     logits: Tensor
 
 
 class Levels(NamedTuple):
-    """An output with the low-level feature `low [n, LOW]` beside it."""
+    """A model's output together with the low-level feature `low [n, LOW]`."""
 
     low: Tensor
     embedding: Tensor
@@ -45,11 +45,13 @@ class Levels(NamedTuple):
 
 @runtime_checkable
 class Stages(Protocol):
-    """An encoder in two stages: what `early` gives is the low-level feature, and `late` makes the embedding of it."""
+    """An encoder in two stages: `early` computes the low-level feature, and `late` the embedding from it."""
 
-    def early(self, x: Tensor) -> Tensor: ...
+    def early(self, x: Tensor) -> Tensor:
+        """The feature maps of the early stage."""
 
-    def late(self, h: Tensor) -> Tensor: ...
+    def late(self, h: Tensor) -> Tensor:
+        """The embedding of the early stage's feature maps."""
 
 
 class Staged(nn.Sequential):
@@ -60,11 +62,13 @@ class Staged(nn.Sequential):
         self.cut = cut
 
     def early(self, x: Tensor) -> Tensor:
+        """The output of the first `cut` layers."""
         for layer in islice(self, self.cut):
             x = layer(x)
         return x
 
     def late(self, h: Tensor) -> Tensor:
+        """The output of the other layers."""
         for layer in islice(self, self.cut, None):
             h = layer(h)
         return h
@@ -74,9 +78,9 @@ def by_stages(encoder: nn.Module, x: Tensor, owner: str) -> tuple[Tensor, Tensor
     """Run an encoder stage by stage.
 
     Args:
-        encoder: in two stages.
+        encoder: an encoder in two stages.
         x: a batch.
-        owner: what the error calls the model where it has no stages.
+        owner: the model's name in the error message, where it has no stages.
 
     Returns:
         the low-level feature, pooled to `LOW` numbers without parameters, and the embedding.
@@ -96,10 +100,10 @@ def no_levels(owner: str) -> ProtofedError:
 
 
 class Classifier(nn.Module):
-    """`encoder` gives a flat embedding of `dim` numbers, `head` (a linear layer, unless one is given) the class logits.
+    """An encoder that computes a flat embedding of `dim` numbers, and a head (by default linear) that computes logits.
 
-    `dropout` stands between the two, so the embedding that prototypes are made of is never dropped. `levels=True` needs
-    an encoder in `Stages`; `owner` is what the error calls the model where it has none.
+    `dropout` is applied between the two, so it never changes the embedding that prototypes are made of. `levels=True`
+    needs an encoder in `Stages`; `owner` is the model's name in the error message where it has none.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Classifier(nn.Module):
         self.owner = owner
 
     def forward(self, x: Tensor, levels: bool = False) -> Output | Levels:
+        """The embedding and logits of a batch, with `levels` the low-level feature too."""
         if levels:
             low, z = by_stages(self.encoder, x, self.owner)
             return Levels(low, z, self.head(self.drop(z)))
@@ -130,9 +135,19 @@ class ModelSpec(Protocol):
     """A model's settings (a frozen dataclass); `build` makes the network for an input shape and a number of classes."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The registered name of the model."""
 
-    def build(self, sample_shape: Shape, num_classes: int) -> nn.Module: ...
+    def build(self, sample_shape: Shape, num_classes: int) -> nn.Module:
+        """Build the network, with random initial weights of torch's global generator.
+
+        Args:
+            sample_shape: The shape of one sample.
+            num_classes: The number of classes.
+
+        Returns:
+            The network, which has an attribute `dim`, the width of its embedding.
+        """
 
 
 registry: Registry[ModelSpec] = Registry("model")
@@ -145,12 +160,12 @@ def register_module(name: str, factory: Factory) -> None:
     """Make a network of your own available by name.
 
     Args:
-        name: as the setting `model` takes it.
-        factory: a function of the sample shape and the number of classes that gives the module. Calling the module on
-            `[n, *sample_shape]` must give the pair `embedding [n, d]`, `logits [n, num_classes]`, or flat features `[n, d]`
+        name: the name for the setting `model`.
+        factory: a function of the sample shape and the number of classes that returns the module. The module must map
+            `[n, *sample_shape]` to the pair `embedding [n, d]`, `logits [n, num_classes]`, or flat features `[n, d]`
             alone, which get a linear head.
 
-    `register_module("mine", lambda shape, classes: MyNetwork(classes))`
+    Example: `register_module("mine", lambda shape, classes: MyNetwork(classes))`
     """
 
     @dataclass(frozen=True)
@@ -164,16 +179,16 @@ def register_module(name: str, factory: Factory) -> None:
 
 
 def adapt(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str = "model") -> nn.Module:
-    """Turn a module that gives `(embedding, logits)` into a model: checked once, `Output` returned, `dim` set.
+    """Turn a module that returns `(embedding, logits)` into a model: it is checked, returns `Output`, and has `dim`.
 
-    The module keeps its parameter names (it is not wrapped), so its own checkpoints still fit. One that gives flat
-    features alone becomes the `encoder` of a `Classifier`.
+    The module keeps its parameter names, as it is not wrapped, so its own checkpoints still fit. A module that returns
+    flat features alone becomes the `encoder` of a `Classifier`.
 
     Args:
         module: the network.
         sample_shape: the shape of one sample.
         num_classes: the number of classes.
-        owner: what errors call the model.
+        owner: the model's name in error messages.
 
     Returns:
         the model.
@@ -213,13 +228,13 @@ def _as_output(module: nn.Module, args: Any, pair: tuple[Tensor, Tensor]) -> Out
 
 
 def _probe(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str) -> tuple[int, bool]:
-    """The embedding's width and whether logits come with it, from a run of two blank samples.
+    """The embedding's width and whether the module returns logits too, from a run with two blank samples.
 
-    It raises where the output is not what is needed.
+    It raises an error where the output has another form.
     """
     training = module.training
-    first = next(module.parameters(), None)
-    blank = torch.zeros(2, *sample_shape, device=None if first is None else first.device)
+    parameter = next(module.parameters(), None)
+    blank = torch.zeros(2, *sample_shape, device=None if parameter is None else parameter.device)
     module.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -231,19 +246,19 @@ def _probe(module: nn.Module, sample_shape: Shape, num_classes: int, owner: str)
         ) from error
     finally:
         module.train(training)
-    wanted = (
+    expectation = (
         f"{owner}: expected a pair embedding [2, d], logits [2, {num_classes}] or features [2, d] alone for a batch of 2; "
         "got "
     )
-    pair = isinstance(result, tuple | list) and len(result) == 2
-    if not pair and not isinstance(result, Tensor):
-        raise ProtofedError(wanted + _describe(result))
-    parts = tuple(result) if pair else (result,)
-    if not all(_is_flat(part) for part in parts) or (pair and parts[1].shape[1] != num_classes):
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if not is_pair and not isinstance(result, Tensor):
+        raise ProtofedError(expectation + _describe(result))
+    parts = tuple(result) if is_pair else (result,)
+    if not all(_is_flat(part) for part in parts) or (is_pair and parts[1].shape[1] != num_classes):
         unpooled = isinstance(parts[0], Tensor) and parts[0].ndim > 2
         hint = "; end it with a global pooling or flatten" if unpooled else ""
-        raise ProtofedError(wanted + " and ".join(map(_describe, parts)) + hint)
-    return int(parts[0].shape[1]), pair
+        raise ProtofedError(expectation + " and ".join(map(_describe, parts)) + hint)
+    return int(parts[0].shape[1]), is_pair
 
 
 def _is_flat(value: object) -> bool:
@@ -260,7 +275,10 @@ def parameter_count(model: nn.Module) -> int:
     """The number of a model's parameters.
 
     Args:
-        model: the network; of one in two halves σ + ψ, the model that they stand for is counted.
+        model: the network; a sum σ + ψ counts as the one model that it represents.
+
+    Returns:
+        the number.
 
     >>> parameter_count(nn.Linear(3, 2))
     8
@@ -269,12 +287,12 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def at_least(owner: str, minimum: float, **settings: float) -> None:
-    """Refuse a setting that is below its minimum, in one line.
+    """Raise a `ProtofedError` for a setting that is below its minimum.
 
     Args:
-        owner: the model's name.
-        minimum: the smallest value.
-        **settings: values by name.
+        owner: The model's name.
+        minimum: The smallest value.
+        **settings: Values by name.
     """
     for key, value in settings.items():
         if value < minimum:
@@ -282,13 +300,13 @@ def at_least(owner: str, minimum: float, **settings: float) -> None:
 
 
 def check_width(owner: str, width: float) -> None:
-    """Refuse in one line a width by which channels cannot be multiplied."""
+    """Raise a `ProtofedError` for a width by which channels cannot be multiplied."""
     if not 0 < width < math.inf:
         raise ProtofedError(f"model {owner!r}: width={width}; expected a number above 0")
 
 
 def check_network(owner: str, stem: str, width: float, embedding: int | None, norm: str) -> None:
-    """Refuse in one line a wrong setting of those that the larger image networks share."""
+    """Raise a `ProtofedError` for a wrong value of a setting that the larger image networks share."""
     if stem not in ("cifar", "imagenet"):
         raise ProtofedError(f"model {owner!r}: stem={stem!r}; expected 'cifar' or 'imagenet'")
     check_width(owner, width)
@@ -307,7 +325,7 @@ def scaled(channels: int, width: float) -> int:
 
 
 def projection(native: int, embedding: int) -> nn.Module:
-    """A linear layer where the embedding asked for has another width than the network's own, else nothing."""
+    """A linear layer where the embedding has another width than the network's own, otherwise the identity."""
     return nn.Linear(native, embedding) if embedding != native else nn.Identity()
 
 
@@ -317,10 +335,10 @@ def image_shape(owner: str, sample_shape: Shape, smallest: int = 1) -> tuple[int
     Args:
         owner: the model's name.
         sample_shape: the shape of one sample.
-        smallest: the side that the model needs.
+        smallest: the smallest side that the model accepts.
 
     Returns:
-        `(channels, height, width)`; the error says which model would take such samples.
+        `(channels, height, width)`. The error names a model that accepts such samples.
 
     >>> image_shape("cnn", (3, 32, 32))
     (3, 32, 32)

@@ -19,9 +19,9 @@ class CNN:
     """FedProto's network for MNIST and FEMNIST (Tan et al., 2022): two convolutions, each max-pooled by 2, then the
     embedding; a ReLU after each.
 
-    `dropout` stands where the published network has it, with 0.5: whole channels after the second convolution, and
-    single values between embedding and head. With 0 there are no dropout layers. `norm` adds a layer after each
-    convolution, which the published network has not.
+    `dropout` is applied where the published network applies it, with 0.5: to whole channels after the second
+    convolution, and to single values between embedding and head. With 0 there are no dropout layers. `norm` adds a
+    layer after each convolution, which the published network does not have.
     """
 
     name: ClassVar[str]
@@ -38,22 +38,23 @@ class CNN:
         check_norm("cnn", self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         # (side − k + 1) / 2 must leave k + 1 pixels for the second convolution and pooling
         channels, *sides = image_shape("cnn", sample_shape, smallest=3 * self.kernel + 1)
-        first, second = self.channels
+        channels1, channels2 = self.channels
         height, width = (((side - self.kernel + 1) // 2 - self.kernel + 1) // 2 for side in sides)
         layers: list[tuple[str, nn.Module]] = [
-            ("conv1", nn.Conv2d(channels, first, self.kernel)),
-            ("norm1", norm_layer(self.norm, first)),
+            ("conv1", nn.Conv2d(channels, channels1, self.kernel)),
+            ("norm1", norm_layer(self.norm, channels1)),
             ("pool1", nn.MaxPool2d(2)),
             ("relu1", nn.ReLU()),
-            ("conv2", nn.Conv2d(first, second, self.kernel)),
-            ("norm2", norm_layer(self.norm, second)),
+            ("conv2", nn.Conv2d(channels1, channels2, self.kernel)),
+            ("norm2", norm_layer(self.norm, channels2)),
             *([("drop2", nn.Dropout2d(self.dropout))] if self.dropout else []),
             ("pool2", nn.MaxPool2d(2)),
             ("relu2", nn.ReLU()),
             ("flat", nn.Flatten()),
-            ("fc1", nn.Linear(second * height * width, self.embedding)),
+            ("fc1", nn.Linear(channels2 * height * width, self.embedding)),
             ("relu3", nn.ReLU()),
         ]
         return Classifier(Staged(OrderedDict(layers), cut=4), self.embedding, num_classes, self.dropout)

@@ -18,8 +18,8 @@ NATIVE = 256
 class ConvNet4:
     """Blocks of a 3×3 convolution of stride 2, normalisation and ReLU; the mean over pixels; the embedding; the head.
 
-    The table's 1×1 convolution after the pool, which gives the embedding, is the linear layer `project`: the same on one
-    pixel. `TinyConvNet4` has it only where the embedding is not the width of its one block.
+    The table's 1×1 convolution after the pool, which computes the embedding, is the linear layer `project`, which is
+    the same operation on one pixel. `TinyConvNet4` has it only where the embedding is not the width of its one block.
     """
 
     name: ClassVar[str]
@@ -33,13 +33,14 @@ class ConvNet4:
         check_norm(self.name, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         channels, _, _ = image_shape(self.name, sample_shape)
         dim = NATIVE if self.embedding is None else self.embedding
         layers: list[tuple[str, nn.Module]] = []
-        for i, (before, after) in enumerate(pairwise((channels, *self.widths)), start=1):
+        for i, (in_channels, out_channels) in enumerate(pairwise((channels, *self.widths)), start=1):
             layers += [
-                (f"conv{i}", nn.Conv2d(before, after, 3, 2, padding=1, bias=False)),
-                (f"bn{i}", norm_layer(self.norm, after)),
+                (f"conv{i}", nn.Conv2d(in_channels, out_channels, 3, 2, padding=1, bias=False)),
+                (f"bn{i}", norm_layer(self.norm, out_channels)),
                 (f"relu{i}", nn.ReLU()),
             ]
         layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flat", nn.Flatten())]

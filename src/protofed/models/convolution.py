@@ -1,6 +1,6 @@
-"""Other ways to compute the convolutions of a network: the same numbers up to rounding, sooner for some shapes.
+"""Other algorithms for the convolutions of a network, with the same results up to rounding, faster for some shapes.
 
-`federation.rule` says which is used. Parameters keep their names, so weights fit either way.
+`federation.rule` decides which one is used. Parameters keep their names, so weights fit all of them.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# where the gradient of the weights is sooner a matrix product: few output positions, or few in the whole batch, of many
-# channels that lie together
-FEW, FEW_IN_ALL, CHANNELS = 4, 128, 32
+# where the weights' gradient is faster as a matrix product: few output positions, or few in the whole batch with many
+# channels that are contiguous in memory
+FEW, FEW_IN_BATCH, CHANNELS = 4, 128, 32
 
 
 class UnfoldConv2d(nn.Conv2d):
-    """Convolution as unfold and one matrix product per client: under `vmap` a batched product, not a grouped convolution."""
+    """Convolution as unfold and one matrix product per client: under `vmap` a batched product, no grouped convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The convolution of a batch."""
         n, _, height, width = x.shape
         padding, stride, size, dilation = (
             pair if isinstance(pair, tuple) else (0, 0)
@@ -41,24 +42,25 @@ class UnfoldConv2d(nn.Conv2d):
 class LeanConv2d(nn.Conv2d):
     """Convolution of one client's small batches, with two savings.
 
-    Taps of the kernel that meet nothing but padding are left out: of a 3 × 3 kernel on 1 × 1 pixels, eight. And with few
-    output positions the gradient of the weights is one matrix product of the output's gradient with the unfolded input,
-    for which torch's own convolution takes several times as long.
+    Taps of the kernel that see nothing but padding are left out, which are eight of a 3 × 3 kernel on 1 × 1 pixels. And
+    with few output positions the gradient of the weights is one matrix product of the output's gradient with the
+    unfolded input, which is several times as fast as torch's own convolution.
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """The convolution of a batch."""
         padding = _pair(self.padding)
         if not torch.is_grad_enabled():
             return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
-        how = zip(x.shape[2:], self.kernel_size, padding, self.stride, self.dilation, strict=True)
-        (top, bottom, above, high), (left, right, before, wide) = (_taps(*each) for each in how)
-        cut = (slice(None), slice(None), slice(top, bottom), slice(left, right))
-        whole = (bottom - top, right - left) == self.kernel_size
-        together = self.weight.stride(1) == 1 and self.in_channels >= CHANNELS
-        few = high * wide <= FEW or (together and len(x) * high * wide <= FEW_IN_ALL)
-        if whole and not few:
+        axes = zip(x.shape[2:], self.kernel_size, padding, self.stride, self.dilation, strict=True)
+        (top, bottom, pad_top, out_height), (left, right, pad_left, out_width) = (_taps(*axis) for axis in axes)
+        window = (slice(None), slice(None), slice(top, bottom), slice(left, right))
+        all_taps = (bottom - top, right - left) == self.kernel_size
+        contiguous = self.weight.stride(1) == 1 and self.in_channels >= CHANNELS
+        few_outputs = out_height * out_width <= FEW or (contiguous and len(x) * out_height * out_width <= FEW_IN_BATCH)
+        if all_taps and not few_outputs:
             return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
-        return _WithProduct.apply(x, self.weight, self.bias, cut, self.stride, (above, before), self.dilation)
+        return _WithProduct.apply(x, self.weight, self.bias, window, self.stride, (pad_top, pad_left), self.dilation)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -70,19 +72,21 @@ def _outputs(extent: int, size: int, padding: int, stride: int, dilation: int) -
 
 
 def _taps(extent: int, size: int, padding: int, stride: int, dilation: int) -> tuple[int, int, int, int]:
-    """Which taps of one dimension may meet a pixel.
+    """The taps of one dimension that may see a pixel.
 
     Returns:
-        the first of them, the end of them, the padding that is left for them, and how many outputs there are. All taps where
-        leaving some out would not give the same outputs.
+        the first of them, their end, the remaining padding, and the number of outputs. All taps are returned where
+        leaving some out would change the outputs.
     """
     out = _outputs(extent, size, padding, stride, dilation)
-    used = [i for i in range(size) if i * dilation - padding < extent and (out - 1) * stride + i * dilation >= padding]
-    begin, end = (used[0], used[-1] + 1) if used else (0, size)
-    left = padding - begin * dilation
-    if left < 0 or _outputs(extent, end - begin, left, stride, dilation) != out:
+    useful = [
+        i for i in range(size) if i * dilation - padding < extent and (out - 1) * stride + i * dilation >= padding
+    ]
+    begin, end = (useful[0], useful[-1] + 1) if useful else (0, size)
+    remaining_padding = padding - begin * dilation
+    if remaining_padding < 0 or _outputs(extent, end - begin, remaining_padding, stride, dilation) != out:
         return 0, size, padding, out
-    return begin, end, left, out
+    return begin, end, remaining_padding, out
 
 
 class _WithProduct(torch.autograd.Function):
@@ -90,12 +94,12 @@ class _WithProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, cut: Any, stride: Any, padding: Any, dilation: Any
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, window: Any, stride: Any, padding: Any, dilation: Any
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = cut, stride, padding, dilation
+        ctx.geometry = window, stride, padding, dilation
         ctx.biased = bias is not None
-        part = weight[cut]
+        part = weight[window]
         if _is_a_point(x, part, padding):
             return F.linear(x.flatten(1), part[:, :, 0, 0], bias)[:, :, None, None]
         return F.conv2d(x, part, bias, stride, padding, dilation)
@@ -103,22 +107,22 @@ class _WithProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (g,), (x, weight) = gradients, ctx.saved_tensors
-        cut, stride, padding, dilation = ctx.how
-        part = weight[cut]
+        window, stride, padding, dilation = ctx.geometry
+        part = weight[window]
         point = _is_a_point(x, part, padding)
         dx = dw = db = None
         if ctx.needs_input_grad[0] and point:
             dx = (g.flatten(1) @ part[:, :, 0, 0])[:, :, None, None]
         elif ctx.needs_input_grad[0]:
-            where = (g, x, part, None, stride, padding, dilation, False, (0, 0), 1, (True, False, False))
-            dx = torch.ops.aten.convolution_backward(*where)[0]
+            arguments = (g, x, part, None, stride, padding, dilation, False, (0, 0), 1, (True, False, False))
+            dx = torch.ops.aten.convolution_backward(*arguments)[0]
         if ctx.needs_input_grad[1]:
             dw = _weights_gradient(x, part, g, stride, padding, dilation)
             if dw.shape != weight.shape:
                 whole = torch.zeros_like(weight)
-                whole[cut] = dw
+                whole[window] = dw
                 dw = whole
-            elif dw.stride() != weight.stride():  # the fused optimiser wants both to lie alike
+            elif dw.stride() != weight.stride():  # the fused optimiser needs the same memory order for both
                 dw = torch.empty_like(weight).copy_(dw)
         if ctx.biased and ctx.needs_input_grad[2]:
             db = g.sum((0, 2, 3))
@@ -132,7 +136,7 @@ def _is_a_point(x: Tensor, weight: Tensor, padding: tuple[int, int]) -> bool:
 def _weights_gradient(x: Tensor, weight: Tensor, g: Tensor, stride: Any, padding: Any, dilation: Any) -> Tensor:
     o, c, kh, kw = weight.shape
     padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
-    if weight.stride(1) == 1:  # channels last: the numbers of a window lie together
+    if weight.stride(1) == 1:  # channels last: the values of a window are contiguous
         windows = _windows(
             padded.contiguous(memory_format=torch.channels_last), (kh, kw), stride, dilation, g.shape[2:]
         )
@@ -147,24 +151,34 @@ def _weights_gradient(x: Tensor, weight: Tensor, g: Tensor, stride: Any, padding
 
 
 def _windows(x: Tensor, size: tuple[int, int], stride: Any, dilation: Any, out: Any) -> Tensor:
-    """`[kh, kw, n, c, oh, ow]`, a view: the pixels that each tap of the kernel meets."""
+    """The pixels that each tap of the kernel sees, as a view `[kh, kw, n, c, oh, ow]`."""
     n, c = x.shape[:2]
-    at, channel, down, along = x.stride()
+    sample_stride, channel_stride, row_stride, column_stride = x.stride()
     shape = (*size, n, c, *out)
-    strides = (down * dilation[0], along * dilation[1], at, channel, down * stride[0], along * stride[1])
+    strides = (
+        row_stride * dilation[0],
+        column_stride * dilation[1],
+        sample_stride,
+        channel_stride,
+        row_stride * stride[0],
+        column_stride * stride[1],
+    )
     return x.as_strided(shape, strides, x.storage_offset())
 
 
 def with_convolutions(module: nn.Module, kind: type[nn.Conv2d]) -> nn.Module:
-    """A copy of a network whose plain convolutions are computed in another way; parameter names stay.
+    """A copy of a network whose plain convolutions use another algorithm; parameter names stay the same.
 
     Args:
-        module: the network.
+        module: The network.
         kind: `UnfoldConv2d` or `LeanConv2d`.
+
+    Returns:
+        The copy.
     """
-    twin = copy.deepcopy(module)
-    for layer in twin.modules():
+    copied = copy.deepcopy(module)
+    for layer in copied.modules():
         plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
         if plain and not isinstance(layer.padding, str):
             layer.__class__ = kind
-    return twin
+    return copied

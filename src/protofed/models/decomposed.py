@@ -1,4 +1,4 @@
-"""A model whose parameters are sums σ + ψ of two halves that are trained apart, as FedMatch has it."""
+"""A model whose parameters are sums σ + ψ of two parts that are trained separately, as in FedMatch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ class Decomposed(nn.Module):
 
     def __init__(self, module: nn.Module, start: float) -> None:
         super().__init__()
-        self.whole = (module,)  # in a tuple it is no submodule: its layers are registered under their own names
+        self.whole = (
+            module,
+        )  # in a tuple, so that it is no submodule; its layers are registered under their own names
         for name, child in module.named_children():
             self.add_module(name, child)
         for name, parameter in module.named_parameters(recurse=False):
@@ -34,38 +36,41 @@ class Decomposed(nn.Module):
         return self.whole[0]
 
     def forward(self, x: Tensor, **options: Any) -> Any:
+        """The output of the model with parameters σ + ψ."""
         module = self.undivided
-        module.training = self.training  # it is no submodule: `train` and `eval` do not reach it
+        module.training = self.training  # as it is no submodule, `train` and `eval` do not change it
         parameters = dict(self.named_parameters())
-        halves = {name: parameters[name] + parameters[PSI + name] for name in self.names}
+        sums = {name: parameters[name] + parameters[PSI + name] for name in self.names}
         direct = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
-        return functional_call(module, {**direct, **halves}, (x,), options)
+        return functional_call(module, {**direct, **sums}, (x,), options)
 
 
 def _tree(parameters: dict[str, nn.Parameter]) -> nn.Module:
-    """Modules that do nothing but give parameters their dotted names."""
+    """Modules without layers that give parameters their dotted names."""
     root = nn.Module()
     for name, parameter in parameters.items():
-        *path, last = name.split(".")
+        *path, leaf_name = name.split(".")
         module = root
         for step in path:
             if step not in module._modules:
                 module.add_module(step, nn.Module())
             module = module._modules[step]  # type: ignore[assignment]
-        module.register_parameter(last, parameter)
+        module.register_parameter(leaf_name, parameter)
     return root
 
 
 @dataclass(frozen=True)
 class Halved:
-    """A model's settings, of which `Decomposed` makes two halves; ψ starts as `start` times σ."""
+    """A model's settings, from which `Decomposed` is built; ψ starts as `start` times σ."""
 
     model: ModelSpec
     start: float
 
     @property
     def name(self) -> str:
+        """The model's registered name."""
         return self.model.name
 
     def build(self, sample_shape: Shape, num_classes: int) -> Decomposed:
+        """Build the network, with random initial weights, for samples of one shape."""
         return Decomposed(self.model.build(sample_shape, num_classes), self.start)

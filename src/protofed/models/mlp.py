@@ -1,4 +1,4 @@
-"""A multilayer perceptron: takes samples of any shape."""
+"""A multilayer perceptron for samples of any shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Classifier, Staged, at_least, register
 @register("mlp")
 @dataclass(frozen=True)
 class MLP:
-    """Flatten, then linear layers with a ReLU after each; the last of them gives the embedding."""
+    """Flatten, then linear layers with a ReLU after each; the last one computes the embedding."""
 
     name: ClassVar[str]
     embedding: int = 64
@@ -25,8 +25,9 @@ class MLP:
         at_least("mlp", 1, embedding=self.embedding, hidden=min(self.hidden, default=1))
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         widths = [math.prod(sample_shape), *self.hidden, self.embedding]
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
+        for in_features, out_features in pairwise(widths):
+            layers += [nn.Linear(in_features, out_features), nn.ReLU()]
         return Classifier(Staged(*layers, cut=3), self.embedding, num_classes)

@@ -17,35 +17,39 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 def divisible(channels: int, width: float) -> int:
-    """`channels` times `width` to the nearest multiple of 8, or the next where that would take more than a tenth away."""
-    wanted = channels * width
-    nearest = max(8, int(wanted + 4) // 8 * 8)
-    return nearest if nearest >= 0.9 * wanted else nearest + 8
+    """`channels` times `width`, rounded to a multiple of 8, but never by more than a tenth down."""
+    exact = channels * width
+    nearest = max(8, int(exact + 4) // 8 * 8)
+    return nearest if nearest >= 0.9 * exact else nearest + 8
 
 
-def conv_norm(before: int, after: int, norm: Norm, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+def conv_norm(
+    in_channels: int, out_channels: int, norm: Norm, kernel: int, stride: int = 1, groups: int = 1
+) -> nn.Sequential:
+    """Convolution, normalisation and ReLU6."""
     return nn.Sequential(
-        nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
-        norm_layer(norm, after),
+        nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
+        norm_layer(norm, out_channels),
         nn.ReLU6(),
     )
 
 
 class InvertedResidual(nn.Module):
-    """Widen, convolve each channel on its own, narrow without activation; a shortcut where the shape stays."""
+    """Expand the channels, convolve each separately, reduce them without activation; a shortcut where the shape stays."""
 
-    def __init__(self, before: int, after: int, stride: int, expansion: int, norm: Norm) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int, expansion: int, norm: Norm) -> None:
         super().__init__()
-        inner = before * expansion
-        self.shortcut = stride == 1 and before == after
+        inner = in_channels * expansion
+        self.shortcut = stride == 1 and in_channels == out_channels
         self.conv = nn.Sequential(
-            *([conv_norm(before, inner, norm, 1)] if expansion != 1 else []),
+            *([conv_norm(in_channels, inner, norm, 1)] if expansion != 1 else []),
             conv_norm(inner, inner, norm, 3, stride, groups=inner),
-            nn.Conv2d(inner, after, 1, bias=False),
-            norm_layer(norm, after),
+            nn.Conv2d(inner, out_channels, 1, bias=False),
+            norm_layer(norm, out_channels),
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
         return x + self.conv(x) if self.shortcut else self.conv(x)
 
 
@@ -55,30 +59,33 @@ class MobileNetV2Encoder(nn.Module):
     def __init__(self, channels: int, stem: str, width: float, embedding: int | None, norm: Norm) -> None:
         super().__init__()
         small = stem == "cifar"
-        before = divisible(FIRST, width)
-        layers: list[nn.Module] = [conv_norm(channels, before, norm, 3, 1 if small else 2)]
-        for stage, (expansion, channels_out, blocks, first) in enumerate(STAGES):
-            after = divisible(channels_out, width)
+        in_channels = divisible(FIRST, width)
+        layers: list[nn.Module] = [conv_norm(channels, in_channels, norm, 3, 1 if small else 2)]
+        for stage, (expansion, channels_out, blocks, first_stride) in enumerate(STAGES):
+            out_channels = divisible(channels_out, width)
             for block in range(blocks):
-                stride = first if block == 0 and not (small and stage == 1) else 1
-                layers.append(InvertedResidual(before, after, stride, expansion, norm))
-                before = after
+                stride = first_stride if block == 0 and not (small and stage == 1) else 1
+                layers.append(InvertedResidual(in_channels, out_channels, stride, expansion, norm))
+                in_channels = out_channels
         native = divisible(LAST, width)
-        self.features = nn.Sequential(*layers, conv_norm(before, native, norm, 1))
+        self.features = nn.Sequential(*layers, conv_norm(in_channels, native, norm, 1))
         self.dim = native if embedding is None else embedding
         self.project = projection(native, self.dim)
 
     def early(self, x: Tensor) -> Tensor:
+        """The feature maps of the early stage."""
         for layer in islice(self.features, 2):
             x = layer(x)
         return x
 
     def late(self, h: Tensor) -> Tensor:
+        """The embedding of the early stage's feature maps."""
         for layer in islice(self.features, 2, None):
             h = layer(h)
         return self.project(h.mean((-2, -1)))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The embedding `[n, dim]` of a batch."""
         return self.late(self.early(x))
 
 
@@ -102,6 +109,7 @@ class MobileNetV2:
         check_network("mobilenetv2", self.stem, self.width, self.embedding, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         channels, _, _ = image_shape("mobilenetv2", sample_shape)
         encoder = MobileNetV2Encoder(channels, self.stem, self.width, self.embedding, self.norm)
         return Classifier(encoder, encoder.dim, num_classes)

@@ -16,13 +16,14 @@ GROUPS = 32
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """PyTorch's, without counting batches.
+    """PyTorch's batch norm without a count of batches.
 
     With a fixed momentum nothing reads the count, and counting in place is an error under `vmap` and `grad` where the
-    count is not among the stacked buffers. Its key stays, as published files have it.
+    count is not among the stacked buffers. Its key remains, as published files have it.
     """
 
     def forward(self, x: Tensor) -> Tensor:
+        """The normalised batch."""
         return F.batch_norm(
             x,
             self.running_mean,
@@ -43,9 +44,10 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
     weights makes the clients' mean of them.
     """
 
-    share: float | None = None  # of the batch in the statistics, while they are collected
+    share: float | None = None  # the weight of the batch in the statistics, while they are collected
 
     def forward(self, x: Tensor) -> Tensor:
+        """The normalised batch."""
         if self.share is None and self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         collects = self.share is not None
@@ -61,8 +63,11 @@ def norm_layer(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
 
     Args:
         kind: `none`, `batch`, `group` or `static`.
-        channels: of the convolution.
-        eps: is added to variances.
+        channels: the channels of the convolution.
+        eps: a number that is added to variances.
+
+    Returns:
+        the layer.
 
     >>> norm_layer("group", 48).num_groups
     24
@@ -78,7 +83,7 @@ def norm_layer(kind: Norm, channels: int, eps: float = 1e-5) -> nn.Module:
 
 
 def check_norm(owner: str, norm: str) -> None:
-    """Refuse in one line a normalisation that there is not."""
+    """Raise a `ProtofedError` for an unknown normalisation."""
     if norm not in get_args(Norm):
         expected = ", ".join(map(repr, get_args(Norm)))
         raise ProtofedError(f"model {owner!r}: norm={norm!r}; expected one of {expected}")
@@ -96,12 +101,12 @@ def collects(module: nn.Module) -> bool:
 
 @contextmanager
 def collecting(module: nn.Module, k: int) -> Iterator[None]:
-    """Around the k-th forward pass, counted from 1, of those that collect the statistics of static batch norm.
+    """A context for the k-th forward pass, counted from 1, that collects the statistics of static batch norm.
 
     Each such layer normalises by the batch's own statistics, whether the module trains or not, and moves its buffers by
-    1/k of the way to them: the buffers become the mean over the passes, each counting the same, and the first replaces
-    what was there. The variance is the mean of the batches' unbiased variances, as PyTorch collects it for
-    `momentum=None`. Use `module.eval()`, for dropout, and no gradient.
+    1/k of the way to them: the buffers become the mean over the passes, which all have the same weight, and the first
+    pass replaces the old values. The variance is the mean of the batches' unbiased variances, as PyTorch collects it
+    for `momentum=None`. Use `module.eval()`, for dropout, and no gradient.
     """
     if k < 1:
         raise ValueError(f"passes are counted from 1, not {k}")

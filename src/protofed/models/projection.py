@@ -1,4 +1,4 @@
-"""Any model's features in a space of one width, so that clients of different architectures can share prototypes."""
+"""Projection of any model's features to one width, so that clients of different architectures can share prototypes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from ..errors import ProtofedError
 from .base import Classifier, Levels, ModelSpec, Output, Shape, adapt, by_stages, projection
 
 ProjectionKind = Literal["linear", "consensus"]
-DROPOUT = 0.1  # FedPAGR does not say how much
+DROPOUT = 0.1  # FedPAGR does not say which rate it uses
 
 
 class Projection(nn.Module):
-    """A model in a space of one width: `backbone`, `match` where its width is not `dim`, `consensus` if asked for, head."""
+    """A model whose embedding has a given width.
+
+    It consists of `backbone`, `match` where the backbone's width is not `dim`, `consensus` if its kind has one, and a head.
+    """
 
     def __init__(
         self,
@@ -37,11 +40,12 @@ class Projection(nn.Module):
         self.owner = owner
 
     def forward(self, x: Tensor, levels: bool = False) -> Output | Levels:
+        """The projected embedding and logits of a batch, with `levels` the low-level feature too."""
         if levels:
             low, features = by_stages(self.backbone, x, self.owner)
             z = self.consensus(self.match(features))
             return Levels(low, z, self.head(z))
-        output = self.backbone(x)  # an own network's logits are not used
+        output = self.backbone(x)  # the logits of a user's own network are not used
         z = self.consensus(self.match(output.embedding if isinstance(output, Output) else output))
         return Output(z, self.head(z))
 
@@ -60,6 +64,7 @@ class Consensus(nn.Sequential):
         )
 
     def forward(self, features: Tensor) -> Tensor:
+        """The features on the unit sphere."""
         return unit(super().forward(features))
 
 
@@ -72,17 +77,17 @@ def project(
     owner: str = "model",
     dropout: float = DROPOUT,
 ) -> Projection:
-    """Put a network into a space of one width, with a head of its own.
+    """Project a network's features to one width, with a new head.
 
     Args:
-        module: a model, of which only the encoder is used where it is a `Classifier`, or a network that `adapt` takes.
-        kind: `"linear"` is a linear layer where the width differs; `"consensus"` adds FedPAGR's projection head and the unit
-            sphere.
+        module: a `Classifier`, of which the encoder is used, or a network that `adapt` accepts.
+        kind: `"linear"` is a linear layer where the width differs; `"consensus"` adds FedPAGR's projection head and the
+            unit sphere.
         dim: the width of the space.
         num_classes: the number of classes.
         sample_shape: the shape of one sample.
-        owner: what errors call the model.
-        dropout: in FedPAGR's projection head.
+        owner: the model's name in error messages.
+        dropout: the dropout of FedPAGR's projection head.
 
     Returns:
         the model.
@@ -99,7 +104,7 @@ def project(
 
 @dataclass(frozen=True)
 class Projected:
-    """A model's settings with those of its projection. It goes by the model's name and stands wherever settings do."""
+    """A model's settings with those of its projection. They have the model's name and can be used like any settings."""
 
     model: ModelSpec
     kind: ProjectionKind
@@ -111,11 +116,13 @@ class Projected:
 
     @property
     def name(self) -> str:
+        """The model's registered name."""
         return self.model.name
 
     def build(self, sample_shape: Shape, num_classes: int) -> Projection:
-        built = self.model.build(sample_shape, num_classes)
-        return project(built, self.kind, self.dim, num_classes, sample_shape, f"model {self.name!r}", self.dropout)
+        """Build the network, with random initial weights, for samples of one shape."""
+        network = self.model.build(sample_shape, num_classes)
+        return project(network, self.kind, self.dim, num_classes, sample_shape, f"model {self.name!r}", self.dropout)
 
 
 def _check(kind: str, dim: int, dropout: float) -> None:

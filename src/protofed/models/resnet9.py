@@ -15,27 +15,28 @@ from .norm import Norm, check_norm, norm_layer
 class Unit(nn.Sequential):
     """A 3×3 convolution, normalisation, ReLU.
 
-    Weights begin with a variance of 1 over the number of inputs, as the paper's code has it: without normalisation,
-    PyTorch's third of that makes embeddings a tenth as large.
+    The initial weights have a variance of 1 over the number of inputs, as in the paper's code. PyTorch's default is a
+    third of that, which without normalisation makes embeddings a tenth as large.
     """
 
-    def __init__(self, before: int, after: int, norm: Norm) -> None:
-        conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
+    def __init__(self, in_channels: int, out_channels: int, norm: Norm) -> None:
+        conv = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(conv.weight, nonlinearity="linear")
-        super().__init__(conv, norm_layer(norm, after), nn.ReLU())
+        super().__init__(conv, norm_layer(norm, out_channels), nn.ReLU())
 
 
 class Skip(nn.Sequential):
-    """Layers beside a shortcut; nothing follows the sum."""
+    """Layers with a shortcut; nothing follows the sum."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """The sum of the input and the layers' output."""
         return x + super().forward(x)
 
 
 class ZeroHead(nn.Module):
-    """Logits that are zeros, for a model that predicts by prototypes alone.
+    """A head whose logits are zeros, for a model that predicts by prototypes alone.
 
-    They are the sum of none of the embedding's numbers, so that a loss of logits only has a gradient, which is zero.
+    They are an empty sum over the embedding, so that a loss of logits alone has a gradient, which is zero.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -43,6 +44,7 @@ class ZeroHead(nn.Module):
         self.num_classes = num_classes
 
     def forward(self, z: Tensor) -> Tensor:
+        """Zeros `[…, num_classes]`."""
         return z[..., :0].sum(-1, keepdim=True).expand(*z.shape[:-1], self.num_classes)
 
 
@@ -63,12 +65,14 @@ class ResNet9:
         check_norm(self.name, self.norm)
 
     def head(self, dim: int, num_classes: int) -> nn.Module:
+        """The linear head without bias."""
         return nn.Linear(dim, num_classes, bias=False)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         channels, *sides = image_shape(self.name, sample_shape, smallest=16)
         a, b, c, d = (scaled(n, self.width) for n in (64, 128, 256, 512))
-        height, width = (side // 8 for side in sides)  # what three poolings leave: 4 of 32
+        height, width = (side // 8 for side in sides)  # after three poolings, 4 pixels of 32
         layers: list[tuple[str, nn.Module]] = [
             ("conv1", Unit(channels, a, self.norm)),
             ("conv2", Unit(a, b, self.norm)),
@@ -94,4 +98,5 @@ class ResNet8(ResNet9):
     """
 
     def head(self, dim: int, num_classes: int) -> nn.Module:
+        """A head whose logits are zeros."""
         return ZeroHead(num_classes)

@@ -1,4 +1,4 @@
-"""A network's structure and the weights that are put into it, and the model in training as a method sees it."""
+"""A network's structure, into which weights are loaded, and the model in training as a method sees it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Skeleton:
             module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.dim: int = module.dim  # type: ignore[assignment]
         self.params: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        # frozen parameters are the same for all clients; integer buffers (a count of batches) carry nothing that is used
+        # frozen parameters are the same for all clients, and integer buffers (a count of batches) are not used
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         self.slots = {**self.params, **buffers}
 
@@ -44,25 +44,30 @@ class Skeleton:
                 slot.copy_(weights[name])
 
     def arranged(self, x: Tensor) -> Tensor:
-        """A batch in the memory layout this network is run in."""
+        """A batch in the memory format of this network."""
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
     def outputs(self, x: Tensor, weights: Weights | None = None) -> Output:
         """Embeddings and logits in eval mode, without gradient, in pieces of `EVAL_BATCH` samples.
 
         Args:
-            x: samples.
-            weights: others than those that are loaded.
+            x: Samples.
+            weights: The weights to use; by default those that are loaded.
+
+        Returns:
+            The outputs of all samples.
         """
         self.module.eval()
-        others = {} if weights is None else dict(weights)
+        replaced_weights = {} if weights is None else dict(weights)
         with torch.no_grad():
-            parts = [functional_call(self.module, others, (self.arranged(piece),)) for piece in x.split(EVAL_BATCH)]
+            parts = [
+                functional_call(self.module, replaced_weights, (self.arranged(piece),)) for piece in x.split(EVAL_BATCH)
+            ]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
     def collect(self, pieces: Iterable[Tensor]) -> None:
         """Give static batch norm its statistics: those of a pass over data with the weights that are loaded."""
-        self.module.eval()  # without dropout; the layers that collect use the batch's own statistics all the same
+        self.module.eval()  # without dropout; the layers that collect use the batch's own statistics also in eval mode
         with torch.no_grad():
             for k, piece in enumerate(pieces, 1):
                 with norm.collecting(self.module, k):
@@ -86,14 +91,16 @@ class TrainingNetwork:
         return self.module(x) if params is None else functional_call(self.module, dict(params), (x,))
 
     def levels(self, x: Tensor) -> Levels:
+        """Embedding, logits and a low-level feature of samples."""
         return self.module(self.skeleton.arranged(x), levels=True)
 
     def frozen(self, x: Tensor, weights: Weights) -> Output:
+        """Outputs of another model of this architecture in eval mode, without gradient."""
         return frozen(self.module, self.skeleton.arranged(x), weights)
 
 
 def frozen(module: nn.Module, x: Tensor, weights: Weights) -> Output:
-    """The module with other weights in eval mode, in the midst of training."""
+    """The output of the module with other weights in eval mode; the module is in training mode again afterwards."""
     module.eval()
     try:
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """Text encoders: a transformer of the BERT family over token ids, as `data.text` makes them.
 
-Layers that do not train are not parameters of the model. They are loaded once a process and shared by all its models, so
-a client's weights, its messages and its checkpoints hold only what it trains.
+Layers that do not train are not parameters of the model. They are loaded once a process and shared by all its models,
+so a client's weights, its messages and its checkpoints hold only what it trains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import ProtofedError
 from ..pretrained import locate, quiet, transformers
 from .base import Classifier, at_least, register
 
-_LAYERS = {  # where a family keeps its layers; each is called with hidden states and an additive mask
+_LAYERS = {  # the attribute with the layers of each family; a layer is called with hidden states and an additive mask
     "bert": "encoder.layer",
     "roberta": "encoder.layer",
     "xlm-roberta": "encoder.layer",
@@ -32,10 +32,9 @@ _LAYERS = {  # where a family keeps its layers; each is called with hidden state
 
 @lru_cache(maxsize=4)
 def _loaded(path: str) -> Any:
-    """The encoder as it is published, on the CPU and never changed: models copy from it what they train.
+    """The published encoder on the CPU, which is never changed: models copy the layers that they train.
 
-    `tiny` has the same random weights every time, as if it had been published, so that frozen layers agree between
-    processes.
+    `tiny` always has the same random weights, as if they were published, so that frozen layers agree between processes.
     """
     library = transformers(f"model 'bert' with path={path!r}")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), quiet(library):
@@ -51,12 +50,12 @@ def _loaded(path: str) -> Any:
             )
             network = library.BertModel(config, add_pooling_layer=False)
         else:
-            where, local = locate(path, "model 'bert'")
+            location, local = locate(path, "model 'bert'")
             try:
                 network = library.AutoModel.from_pretrained(
-                    where, local_files_only=local, dtype=torch.float32, attn_implementation="sdpa"
+                    location, local_files_only=local, dtype=torch.float32, attn_implementation="sdpa"
                 )
-            except Exception as error:  # no network, no such name, damaged weights: the library has many kinds
+            except Exception as error:  # the library has many errors: no network, no such name, damaged weights
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ProtofedError(
                     f"model 'bert': path={path!r} could not be loaded ({type(error).__name__}: {reason}); expected "
@@ -70,15 +69,17 @@ def _loaded(path: str) -> Any:
 
 
 class TextEncoder(nn.Module):
-    """Token ids `[n, length]`, −1 where there is none, to `[n, dim]`.
+    """An encoder from token ids `[n, length]`, padded with −1, to embeddings `[n, dim]`.
 
-    The blocks are the embeddings of tokens and then the layers: those in `frozen`, and above them those in `layers`.
+    The blocks are the embeddings of tokens and then the layers: those in `frozen`, and after them those in `layers`.
     """
 
     def __init__(self, network: Any, frozen: int, pooling: str, dim: int, dropout: float) -> None:
         super().__init__()
         blocks = [network.embeddings, *network.get_submodule(_LAYERS[network.config.model_type])]
-        self.frozen = tuple(blocks[:frozen])  # a tuple: not parameters of this module, and always in eval mode
+        self.frozen = tuple(
+            blocks[:frozen]
+        )  # in a tuple, so that they are no parameters of this module and always in eval mode
         self.layers = nn.ModuleList(copy.deepcopy(blocks[frozen:])).requires_grad_(True).train()
         for module in self.layers.modules():
             if isinstance(module, nn.Dropout):
@@ -89,28 +90,29 @@ class TextEncoder(nn.Module):
         self.vocabulary: int = network.config.vocab_size
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TextEncoder:
-        """Moving the model moves the frozen part too: a copy of it, for the original is shared."""
+        """Move the model with its frozen part, of which a copy is moved, because the original is shared."""
         self.frozen = tuple(copy.deepcopy(block)._apply(fn) for block in self.frozen)
         return super()._apply(fn, recurse)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The embedding `[n, dim]` of a batch."""
         if x.is_floating_point():
             raise ProtofedError(f"model 'bert' takes token ids, which are integers; got {x.dtype}. Try model=mlp")
-        inside = torch._C._functorch.maybe_current_level() is not None  # vmap or grad: values cannot be looked at
-        x = x if inside else self.trimmed(x)
-        real = x >= 0
-        h = x.clamp(min=0)  # what stands where there is no token is seen by no other place
-        with sdpa_kernel(SDPBackend.MATH) if inside else nullcontext():  # vmap has no rule for the faster kernels
+        in_transform = torch._C._functorch.maybe_current_level() is not None  # under vmap or grad values cannot be read
+        x = x if in_transform else self.trimmed(x)
+        is_token = x >= 0
+        h = x.clamp(min=0)  # no token attends to padding, so its value does not matter
+        with sdpa_kernel(SDPBackend.MATH) if in_transform else nullcontext():  # vmap has no rule for the faster kernels
             for number, block in enumerate((*self.frozen, *self.layers)):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and number >= len(self.frozen)):
-                    h = block(h, real[:, None, None]) if number else block(input_ids=h)
+                    h = block(h, is_token[:, None, None]) if number else block(input_ids=h)
         if self.pooling == "cls":
             return self.project(h[:, 0])
-        weight = real.to(h.dtype)[:, :, None]
+        weight = is_token.to(h.dtype)[:, :, None]
         return self.project((h * weight).sum(1) / weight.sum(1).clamp(min=1))
 
     def trimmed(self, x: Tensor) -> Tensor:
-        """Without the columns in which no sample has a token."""
+        """The tokens without columns in which all samples have padding."""
         if int(x.max()) >= self.vocabulary:
             raise ProtofedError(
                 f"model 'bert' knows {self.vocabulary} tokens, but the data has token {int(x.max())}; "
@@ -143,6 +145,7 @@ class Bert:
             raise ProtofedError(f"model 'bert': dropout={self.dropout}; expected 0 or a share below 1")
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         if len(sample_shape) != 1:
             raise ProtofedError(
                 f"model 'bert' needs token ids [length]; a sample has shape {list(sample_shape)}. "
@@ -157,7 +160,7 @@ class Bert:
             )
         longest = config.max_position_embeddings
         if "roberta" in config.model_type or config.model_type == "camembert":
-            longest -= config.pad_token_id + 1  # these count positions from there
+            longest -= config.pad_token_id + 1  # these families count positions from there
         if sample_shape[0] > longest:
             raise ProtofedError(
                 f"model 'bert': {self.path!r} takes at most {longest} tokens; a sample has {sample_shape[0]}. "

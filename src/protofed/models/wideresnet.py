@@ -17,45 +17,51 @@ FIRST, WIDTHS = 16, (16, 32, 64)
 
 
 class PreActivationBlock(nn.Module):
-    """Normalisation and ReLU stand before each of two 3×3 convolutions; a shortcut that convolves begins after the first."""
+    """Two 3×3 convolutions, each after normalisation and ReLU. A shortcut with a convolution begins after the first ReLU."""
 
-    def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
+    def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.bn1, self.conv1 = norm_layer(norm, before), conv3x3(before, after, stride)
-        self.bn2, self.conv2 = norm_layer(norm, after), conv3x3(after, after)
-        self.shortcut = None if before == after else nn.Conv2d(before, after, 1, stride, bias=False)
+        self.bn1, self.conv1 = norm_layer(norm, in_channels), conv3x3(in_channels, out_channels, stride)
+        self.bn2, self.conv2 = norm_layer(norm, out_channels), conv3x3(out_channels, out_channels)
+        self.shortcut = (
+            None if in_channels == out_channels else nn.Conv2d(in_channels, out_channels, 1, stride, bias=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
         inner = F.relu(self.bn1(x))
-        beside = x if self.shortcut is None else self.shortcut(inner)
-        return beside + self.conv2(F.relu(self.bn2(self.conv1(inner))))
+        shortcut = x if self.shortcut is None else self.shortcut(inner)
+        return shortcut + self.conv2(F.relu(self.bn2(self.conv1(inner))))
 
 
 class WideResNetEncoder(nn.Module):
-    """Three groups of blocks, the second and third at half the size of what comes before; the early stage is the first."""
+    """Three groups of blocks; the second and third halve the size. The early stage is the first group."""
 
     def __init__(self, channels: int, blocks: int, widen: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = conv3x3(channels, FIRST)
-        before, groups = FIRST, []
+        in_channels, groups = FIRST, []
         for width, stride in zip(WIDTHS, (1, 2, 2), strict=True):
-            after = width * widen
-            # only a group's first block changes the shape; with widen=1 the first group changes nothing
-            first = PreActivationBlock(before, after, stride, norm)
-            rest = [PreActivationBlock(after, after, 1, norm) for _ in range(blocks - 1)]
-            groups.append(nn.Sequential(first, *rest))
-            before = after
+            out_channels = width * widen
+            # only a group's first block changes the shape; with widen=1 the first group keeps it
+            first_block = PreActivationBlock(in_channels, out_channels, stride, norm)
+            other_blocks = [PreActivationBlock(out_channels, out_channels, 1, norm) for _ in range(blocks - 1)]
+            groups.append(nn.Sequential(first_block, *other_blocks))
+            in_channels = out_channels
         self.group1, self.group2, self.group3 = groups
-        self.bn = norm_layer(norm, before)
-        self.dim = before
+        self.bn = norm_layer(norm, in_channels)
+        self.dim = in_channels
 
     def early(self, x: Tensor) -> Tensor:
+        """The feature maps of the early stage."""
         return self.group1(self.conv1(x))
 
     def late(self, h: Tensor) -> Tensor:
+        """The embedding of the early stage's feature maps."""
         return F.relu(self.bn(self.group3(self.group2(h)))).mean((-2, -1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The embedding `[n, dim]` of a batch."""
         return self.late(self.early(x))
 
 
@@ -80,6 +86,7 @@ class WideResNet:
         check_norm("wideresnet", self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
+        """Build the network, with random initial weights, for samples of one shape."""
         channels, _, _ = image_shape("wideresnet", sample_shape)
         encoder = WideResNetEncoder(channels, (self.depth - 4) // 6, self.widen, self.norm)
         return Classifier(encoder, encoder.dim, num_classes)

@@ -1,4 +1,4 @@
-"""The steps of many clients as batches side by side: rows into the shared tensors, padding, views and random draws."""
+"""The steps of many clients as stacked batches: rows of the shared tensors, padding, views and random draws."""
 
 from __future__ import annotations
 
@@ -18,45 +18,54 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Rows of every client's steps, side by side: `rows[k, s, b]` into the shared tensor, `weight` 0 where there is none."""
+    """The rows of every client's steps: `rows[k, s, b]` index the shared tensor, and `weight` is 0 for padding."""
 
     rows: Tensor
     weight: Tensor
-    sizes: list[list[int]]  # of each client at each of its steps
-    extra: Tensor | None = None  # a number beside each row
+    sizes: list[list[int]]  # batch sizes, of each client at each of its steps
+    extra: Tensor | None = None  # a further value for each row
 
     @classmethod
     def make(
         cls,
-        chosen: Sequence[Sequence[Tensor]],
+        step_rows: Sequence[Sequence[Tensor]],
         data: Sequence[Samples | Pool],
         extra: Sequence[Sequence[Tensor]] = (),
     ) -> RowPlan:
-        sizes = [[rows.shape[0] for rows in own] for own in chosen]
+        """A plan from the row numbers of each client's steps.
+
+        Args:
+            step_rows: For each client and step, rows of the client's samples.
+            data: The clients' samples, which are rows of one shared tensor.
+            extra: For each client and step, a further value for each row.
+        """
+        sizes = [[rows.shape[0] for rows in rows_k] for rows_k in step_rows]
         longest, widest = max(map(len, sizes)), max(max(s, default=0) for s in sizes)
         indices = [d.index.cpu() for d in data]
-        first = torch.stack([i[0] if len(i) else torch.zeros((), dtype=torch.int64) for i in indices])
-        rows = first[:, None, None].repeat(1, longest, widest)
-        weight = torch.zeros(len(chosen), longest, widest)
-        flat = torch.cat([i[torch.cat(list(own))] for i, own in zip(indices, chosen, strict=True)])
-        # where each sample goes: its step's first place, and how far into the batch it is
-        lengths = torch.tensor([n for own in sizes for n in own])
-        begin = torch.tensor([(k * longest + s) * widest for k, own in enumerate(sizes) for s in range(len(own))])
-        into = torch.arange(len(flat)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-        place = begin.repeat_interleave(lengths) + into
-        rows.view(-1)[place] = flat
-        weight.view(-1)[place] = 1.0
-        beside: Tensor | None = None
+        padding_rows = torch.stack([i[0] if len(i) else torch.zeros((), dtype=torch.int64) for i in indices])
+        rows = padding_rows[:, None, None].repeat(1, longest, widest)
+        weight = torch.zeros(len(step_rows), longest, widest)
+        flat = torch.cat([i[torch.cat(list(rows_k))] for i, rows_k in zip(indices, step_rows, strict=True)])
+        # a sample's position is that of its step, plus its offset in the batch
+        lengths = torch.tensor([n for rows_k in sizes for n in rows_k])
+        step_position = torch.tensor(
+            [(k * longest + s) * widest for k, rows_k in enumerate(sizes) for s in range(len(rows_k))]
+        )
+        offset = torch.arange(len(flat)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        position = step_position.repeat_interleave(lengths) + offset
+        rows.view(-1)[position] = flat
+        weight.view(-1)[position] = 1.0
+        extra_values: Tensor | None = None
         if extra:
-            beside = torch.zeros_like(weight)
-            beside.view(-1)[place] = torch.cat([v.float() for own in extra for v in own])
+            extra_values = torch.zeros_like(weight)
+            extra_values.view(-1)[position] = torch.cat([v.float() for rows_k in extra for v in rows_k])
         device = data[0].x.device
-        return cls(rows.to(device), weight.to(device), sizes, None if beside is None else beside.to(device))
+        return cls(rows.to(device), weight.to(device), sizes, None if extra_values is None else extra_values.to(device))
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Every client's steps. Clients with more come first."""
+    """The steps of every client. Clients with more steps come first."""
 
     counts: list[int]
     labelled: RowPlan
@@ -64,17 +73,20 @@ class StepPlan:
 
     @classmethod
     def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[ClientData]) -> StepPlan:
-        episodes = any(step.support is not None for own in steps for step in own)
-        support = [[_none_is_empty(step.support) for step in own] for own in steps] if episodes else []
-        labelled = RowPlan.make([[s.labelled for s in own] for own in steps], [d.labelled for d in data], support)
+        """A plan from each client's steps."""
+        episodes = any(step.support is not None for steps_k in steps for step in steps_k)
+        support = [[_none_is_empty(step.support) for step in steps_k] for steps_k in steps] if episodes else []
+        labelled = RowPlan.make(
+            [[s.labelled for s in steps_k] for steps_k in steps], [d.labelled for d in data], support
+        )
         pools = [d.unlabelled for d in data if d.unlabelled is not None]
         unlabelled: RowPlan | None = None
-        if len(pools) == len(data) and any(step.unlabelled is not None for own in steps for step in own):
-            unlabelled = RowPlan.make([[_none_is_empty(s.unlabelled) for s in own] for own in steps], pools)
-        return cls([len(own) for own in steps], labelled, unlabelled)
+        if len(pools) == len(data) and any(step.unlabelled is not None for steps_k in steps for step in steps_k):
+            unlabelled = RowPlan.make([[_none_is_empty(s.unlabelled) for s in steps_k] for steps_k in steps], pools)
+        return cls([len(steps_k) for steps_k in steps], labelled, unlabelled)
 
     def sizes(self, step: int, active: int) -> list[tuple[int, int]]:
-        """How many labelled and unlabelled samples each client still training has at a step."""
+        """The numbers of labelled and unlabelled samples in a step of each client that is still training."""
         pool = self.unlabelled
         return [(self.labelled.sizes[k][step], 0 if pool is None else pool.sizes[k][step]) for k in range(active)]
 
@@ -90,52 +102,67 @@ def batch_of(
     rows: slice | Tensor,
     s: int,
     widths: tuple[int, int],
-    drawn: Sequence[Mapping[str, Tensor]],
+    client_draws: Sequence[Mapping[str, Tensor]],
 ) -> tuple[Tensors, Tensor]:
-    """The batch of some clients at a step, and how many samples each client's loss counts for. `shared` is any of the
-    clients: all are rows of the same tensors."""
-    own, pool = plan.labelled, plan.unlabelled
+    """The batch of some clients at one step.
+
+    Args:
+        task: What the clients have in common.
+        plan: The rows of all steps.
+        shared: Any of the clients, because the samples of all are rows of the same tensors.
+        rows: The clients of the stack that take the step.
+        s: The number of the step.
+        widths: The labelled and unlabelled samples in a client's batch, padding included.
+        client_draws: The random draws of each client.
+
+    Returns:
+        The parts of the batch by name, and the number of samples by which each client's loss is weighted.
+    """
+    labelled, pool = plan.labelled, plan.unlabelled
     x, y = shared.labelled.x, shared.labelled.y
     wide, wide_pool = widths
-    index, weight = own.rows[rows, s, :wide], own.weight[rows, s, :wide]
-    samples = _viewed(task, task.learner.feed.labelled_view, x[index], [d.get("labelled") for d in drawn])
+    index, weight = labelled.rows[rows, s, :wide], labelled.weight[rows, s, :wide]
+    samples = _viewed(task, task.learner.feed.labelled_view, x[index], [d.get("labelled") for d in client_draws])
     batch = {"x": samples, "y": y[index], "weight": weight}
     counted = weight.sum(1)
-    if own.extra is not None:
-        batch["support"] = own.extra[rows, s, :wide]
+    if labelled.extra is not None:
+        batch["support"] = labelled.extra[rows, s, :wide]
     if pool is None or not wide_pool:
         return batch, counted
-    chosen, mask = pool.rows[rows, s, :wide_pool], pool.weight[rows, s, :wide_pool]
+    pool_index, mask = pool.rows[rows, s, :wide_pool], pool.weight[rows, s, :wide_pool]
     assert shared.unlabelled is not None
-    u = shared.unlabelled.x[chosen]
+    u = shared.unlabelled.x[pool_index]
     batch |= {"unlabelled": u, "unlabelled_weight": mask}
     for name in task.learner.feed.views:
-        batch[name] = _viewed(task, name, u, [d.get(name) for d in drawn])
+        batch[name] = _viewed(task, name, u, [d.get(name) for d in client_draws])
     if task.learner.feed.draws:
-        batch["draws"] = _filled([d.get("draws") for d in drawn], wide_pool, u.device)
+        batch["draws"] = _padded_draws([d.get("draws") for d in client_draws], wide_pool, u.device)
     return batch, torch.where(counted > 0, counted, mask.sum(1))
 
 
-def _viewed(task: Task, view: View, x: Tensor, drawn: Sequence[Tensor | None]) -> Tensor:
+def _viewed(task: Task, view: View, x: Tensor, client_draws: Sequence[Tensor | None]) -> Tensor:
     """A view of every client's samples `[K, n, ...]`, made in one call."""
     if view == "none" or task.augmentation is None:
         return x
-    numbers = _filled(drawn, x.shape[1], x.device)
-    return view_of(task.augmentation, view, x.flatten(0, 1), numbers.flatten(0, 1)).unflatten(0, x.shape[:2])
+    draws = _padded_draws(client_draws, x.shape[1], x.device)
+    return view_of(task.augmentation, view, x.flatten(0, 1), draws.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
-def _filled(drawn: Sequence[Tensor | None], n: int, device: torch.device) -> Tensor:
-    """Clients' random numbers side by side, zeros behind those of clients with fewer samples."""
-    there = [d for d in drawn if d is not None]
-    result = torch.zeros(len(drawn), n, there[0].shape[1])
-    for k, numbers in enumerate(drawn):
-        if numbers is not None:
-            result[k, : len(numbers)] = numbers
+def _padded_draws(client_draws: Sequence[Tensor | None], n: int, device: torch.device) -> Tensor:
+    """The random draws of all clients in one tensor, padded with zeros."""
+    present = [d for d in client_draws if d is not None]
+    result = torch.zeros(len(client_draws), n, present[0].shape[1])
+    for k, draws in enumerate(client_draws):
+        if draws is not None:
+            result[k, : len(draws)] = draws
     return result.to(device)
 
 
 def together(sizes: Sequence[tuple[int, int]], alone: bool) -> list[tuple[slice | Tensor, tuple[int, int]]]:
-    """Which clients take a step together, and how many labelled and unlabelled samples wide their batch is."""
+    """The groups of clients that take a step together, with the numbers of labelled and unlabelled samples in their batch.
+
+    With `alone`, only clients whose batches have the same sizes are grouped.
+    """
     distinct = sorted(set(sizes))
     if not alone or len(distinct) == 1:
         return [(slice(0, len(sizes)), (max(n for n, _ in distinct), max(n for _, n in distinct)))]
@@ -143,7 +170,7 @@ def together(sizes: Sequence[tuple[int, int]], alone: bool) -> list[tuple[slice 
 
 
 def padded(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Index lists side by side, filled up with their first entry (0 where there is none); weight 0 where filled."""
+    """Index lists as one tensor, padded with their first entry (or 0), and weights that are 0 for padding."""
     widest = max(len(i) for i in indices)
     if all(len(i) == widest for i in indices):
         rows = torch.stack(list(indices))

@@ -22,7 +22,7 @@ from ...wire import Bundle
 from ..batches import client_size
 from ..engine import Downloads, PlainEngine, in_order
 from ..judge import Evaluation, SampleSet, Visit, samples_of
-from ..local import ClientState, Outcome, finished, with_memory
+from ..local import ClientState, Outcome, outcome_of, with_memory
 from ..rule import largest_group
 from .batches import padded
 from .outputs import StackedOutputs, stacked_outputs
@@ -32,45 +32,49 @@ T = TypeVar("T")
 
 
 class StackEngine(PlainEngine):
-    """Trains the chosen clients as stacks, one for each group."""
+    """Trains the clients of a round in stacks, one for each group."""
 
     unfold = False
 
     def use_unfold(self, on: bool) -> StackEngine:
-        """Convolutions as unfold and matrix product in place of grouped convolution."""
+        """Replace grouped convolutions by unfold and matrix product, and return the engine."""
         if on and not self.unfold:
             self.unfold = on
             self.skeleton = Skeleton(with_convolutions(self.skeleton.module, UnfoldConv2d))
         return self
 
     def groups(self, clients: Sequence[int]) -> list[list[int]]:
-        """Who is stacked with whom.
+        """The groups of clients that are stacked.
 
-        A client's last bits depend on who is beside it in the stack, so the groups follow from the clients alone: those of
-        like size together, in groups of like number. A group is itself one group.
+        A client's last bits depend on the other clients of its stack, so the groups follow from the clients alone:
+        clients are ordered by size and cut into groups of nearly equal length. The clients of a group, given alone, are
+        one group.
         """
         ordered = sorted(clients, key=lambda c: -client_size(self.method.feed, self.data.clients[c]))
         number = -(-len(ordered) // largest_group(self.parameters[0], self.device.type != "cpu"))
         return [ordered[len(ordered) * k // number : len(ordered) * (k + 1) // number] for k in range(number)]
 
     def train(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
+        """Train the clients, one stack after another, and keep their states."""
         return in_order(downloads.clients, self._trained(downloads))
 
     def _trained(self, downloads: Downloads) -> Iterator[tuple[int, Outcome]]:
         for group in self.groups(downloads.clients):
-            for jobs in _alike(self.jobs(downloads.only(group))):
-                for job, done in zip(jobs, train_stack(self.task, self.skeleton, jobs, downloads.round), strict=True):
-                    where = job.client, downloads.round, self.states.__setitem__
-                    yield job.client, finished(self.task, done, job.data, job.received, *where)
+            for jobs in _stackable_groups(self.jobs(downloads.only(group))):
+                for job, training in zip(
+                    jobs, train_stack(self.task, self.skeleton, jobs, downloads.round), strict=True
+                ):
+                    destination = job.client, downloads.round, self.states.__setitem__
+                    yield job.client, outcome_of(self.task, training, job.data, job.received, *destination)
 
     def rehearse(self, downloads: Downloads) -> None:
-        """One step of the clients, of which nothing is kept: it raises where model or method cannot be stacked."""
+        """Take one step without keeping anything. It raises an error where model or method cannot be stacked."""
         with torch.random.fork_rng(devices=[]):
-            for jobs in _alike(self.jobs(downloads)):
+            for jobs in _stackable_groups(self.jobs(downloads)):
                 Stack(self.task, self.skeleton, jobs, downloads.round).take_step(0)
 
     def jobs(self, downloads: Downloads) -> list[Job]:
-        """Every client's part. Clients of one audience that remember nothing hold the very same."""
+        """The job of each client. Clients of one audience without a memory share one `Received`."""
         jobs = []
         shared: dict[int, Received] = {}
         for client, audience in downloads.audience.items():
@@ -83,25 +87,26 @@ class StackEngine(PlainEngine):
             jobs.append(Job(client, state, self.data.clients[client], received))
         return jobs
 
-    def visits(self, downloads: Downloads, how: Evaluation) -> Iterator[Visit]:
+    def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
+        """Every client with its model in a stack."""
         if not self.model_for_each:
-            yield from super().visits(downloads, how)  # one model: nothing to stack
+            yield from super().visits(downloads, options)  # with one model for all there is nothing to stack
             return
         for group in self.groups(downloads.clients):
-            yield from self._visited(downloads.only(group), how)
+            yield from self._visited(downloads.only(group), options)
 
-    def _visited(self, downloads: Downloads, how: Evaluation) -> Iterator[Visit]:
-        """The clients of one group; those whose samples are rows of one tensor side by side."""
-        for clients in split(downloads.clients, lambda c: id(samples_of(self.data, c, how.part).x)):
+    def _visited(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
+        """The clients of one group. Those whose samples are rows of one tensor are evaluated in one stack."""
+        for clients in split(downloads.clients, lambda c: id(samples_of(self.data, c, options.part).x)):
             models = self._models(downloads.only(clients))
-            weights = {name: torch.stack([own[name] for own in models]) for name in self.skeleton.slots}
+            weights = {name: torch.stack([model[name] for model in models]) for name in self.skeleton.slots}
             group = VisitedStack(self.skeleton, weights, self.data, clients)
             for k, client in enumerate(clients):
                 bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
                 yield StackedVisit(client, self.message(downloads, client), group, k, bank)
 
     def _models(self, downloads: Downloads) -> list[Weights]:
-        """What each client is evaluated by."""
+        """The model by which each client is evaluated."""
         if not self.method.predict.tuning:
             return [self.state(c).weights for c in downloads.clients]
         jobs = []
@@ -109,35 +114,37 @@ class StackEngine(PlainEngine):
             received = with_memory(self.message(downloads, client), Bundle())
             jobs.append(Job(client, ClientState(self.start), self.data.clients[client], received))
         models: dict[int, Weights] = {}
-        for group in _alike(jobs):
-            for job, done in zip(group, train_stack(self.tuning, self.skeleton, group, 0), strict=True):
-                # tuning that went to NaN: what was sent is the best there is
-                sent = {**self.start, **job.received.weights}
-                models[job.client] = sent if done.trained is None else done.trained.weights
+        for group in _stackable_groups(jobs):
+            for job, training in zip(group, train_stack(self.tuning, self.skeleton, group, 0), strict=True):
+                # where tuning became NaN, the model that was sent is evaluated
+                sent_model = {**self.start, **job.received.weights}
+                models[job.client] = sent_model if training.trained is None else training.trained.weights
         return [models[c] for c in downloads.clients]
 
 
 @dataclass
 class VisitedStack:
-    """Clients' models side by side, over sets of samples that are run together when the first client asks."""
+    """The models of several clients in a stack. Outputs are computed when the first client needs them."""
 
     skeleton: Skeleton
     weights: Weights
     data: FederatedData
     clients: Sequence[int]
-    known: dict[str, Output] = field(default_factory=dict)
+    results: dict[str, Output] = field(default_factory=dict)
 
-    def outputs(self, which: SampleSet) -> Output:
-        if which not in self.known:
-            samples = [samples_of(self.data, c, which) for c in self.clients]
+    def outputs(self, name: SampleSet) -> Output:
+        """Embeddings and logits of one of the clients' sets of samples, `[K, n, ·]`."""
+        if name not in self.results:
+            samples = [samples_of(self.data, c, name) for c in self.clients]
             index, _ = padded([s.index for s in samples])
-            self.known[which] = stacked_outputs(self.skeleton, self.weights, samples[0].x, index)
-        return self.known[which]
+            self.results[name] = stacked_outputs(self.skeleton, self.weights, samples[0].x, index)
+        return self.results[name]
 
     @cached_property
     def banks(self) -> PrototypeBank:
-        own = [self.data.clients[c] for c in self.clients]
-        return StackedOutputs(self.skeleton, self.weights, own, self.data.num_classes).banks
+        """The prototypes of all clients of the stack."""
+        clients_data = [self.data.clients[c] for c in self.clients]
+        return StackedOutputs(self.skeleton, self.weights, clients_data, self.data.num_classes).banks
 
 
 @dataclass
@@ -151,16 +158,18 @@ class StackedVisit:
     bank: PrototypeBank | None
 
     def outputs(self, samples: SampleSet) -> Output:
+        """Embeddings and logits of one of the client's sets of samples."""
         n = len(samples_of(self.stack.data, self.client, samples))
         return Output(*(t[self.k, :n] for t in self.stack.outputs(samples)))
 
     def own_bank(self) -> PrototypeBank:
+        """The prototypes of the client's labelled samples."""
         return self.stack.banks[self.k] if self.bank is None else self.bank
 
 
-def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
-    structures: dict[int, Hashable] = {}  # most often all have received the same
+def _stackable_groups(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Groups of jobs that can be stacked: rows of the same tensors, messages of one structure, all with a pool or none."""
+    structures: dict[int, Hashable] = {}  # most often all jobs share one message
 
     def key(job: Job) -> Hashable:
         if id(job.received) not in structures:
@@ -173,14 +182,15 @@ def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
 
 
 def split(items: Sequence[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """Items with one key together, in their order."""
-    found: dict[Hashable, list[T]] = {}
+    """Groups of the items that have the same key, in the order of the items."""
+    groups: dict[Hashable, list[T]] = {}
     for item in items:
-        found.setdefault(key(item), []).append(item)
-    return list(found.values())
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
 
 
 def _structure(received: Received) -> Hashable:
-    """Only messages of one structure can be stacked: a client in its first round remembers nothing yet."""
+    """The structure of a message. Messages can be stacked only where it is the same; in its first round a client has no
+    memory yet."""
     leaves, spec = pytree.tree_flatten(received)
     return repr(spec), tuple(tuple(v.shape) if isinstance(v, Tensor) else () for v in leaves)

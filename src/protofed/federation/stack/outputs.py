@@ -1,4 +1,4 @@
-"""Many clients' models side by side, without training: outputs and prototypes over sets of samples."""
+"""Stacks of clients' models without training: their outputs and prototypes over sets of samples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton
 from .batches import padded
 
-EVAL_SAMPLES = 4096  # samples of all clients together in one evaluation call
+EVAL_SAMPLES = 4096  # the most samples, of all clients together, in one call of an evaluation
 
 
 @dataclass(frozen=True)
 class StackedOutputs:
-    """Embeddings and logits of every client's labelled set, computed together when the first client asks."""
+    """Embeddings and logits of every client's labelled samples, computed together when the first client needs them."""
 
     skeleton: Skeleton
     weights: Mapping[str, Tensor]
@@ -31,6 +31,7 @@ class StackedOutputs:
 
     @property
     def data(self) -> list[Samples]:
+        """The labelled samples of each client."""
         return [c.labelled for c in self.clients]
 
     @cached_property
@@ -41,11 +42,13 @@ class StackedOutputs:
 
     @cached_property
     def banks(self) -> PrototypeBank:
+        """The class means of each client's embeddings."""
         output, y, weight = self.outputs
         return self._means(output.embedding, y, weight)
 
     @cached_property
     def low_banks(self) -> PrototypeBank:
+        """The class means of each client's low-level features."""
         index, weight = padded([d.index for d in self.data])
         low = stacked_levels(self.skeleton, self.weights, self.data[0].x, index).low
         return self._means(low, self.data[0].y[index], weight)
@@ -55,12 +58,12 @@ class StackedOutputs:
 
 
 def stacked_outputs(skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor) -> Output:
-    """Eval mode, no gradient, in pieces: client k's model on rows `index[k]`."""
+    """Outputs of client k's model for rows `index[k]`, in eval mode, without gradient and in pieces."""
     return Output(*_run_stacked(skeleton, weights, x, index, {}))
 
 
 def stacked_levels(skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor) -> Levels:
-    """The same with low-level features."""
+    """The same as `stacked_outputs`, with low-level features."""
     return Levels(*_run_stacked(skeleton, weights, x, index, {"levels": True}))
 
 

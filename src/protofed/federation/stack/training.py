@@ -1,10 +1,10 @@
 """The training of many clients in one call.
 
-Parameters, buffers and optimiser state get a leading client axis, and `torch.func.vmap` gives every client its own loss. The
-gradient of their sum is every client's own, as no parameter belongs to two. Clients with more steps come first, so those
-still training at a step are a slice, and nothing is computed for the others. A short last batch is padded with samples of
-weight 0, except under batch norm, whose statistics padding would change: there, clients whose batches differ in size are
-run apart.
+Parameters, buffers and optimiser state get a leading client axis, and `torch.func.vmap` gives every client its own
+loss. The gradient of their sum holds the gradient of each client, as no parameter belongs to two clients. Clients with
+more steps come first, so those still training at a step are a slice, and nothing is computed for the others. A short
+last batch is padded with samples of weight 0, except under batch norm, whose statistics padding would change: there,
+clients whose batches differ in size are run apart.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .outputs import StackedOutputs, stacked_outputs
 
 @dataclass(frozen=True)
 class Job:
-    """One client's part in a stack."""
+    """One client of a stack: its state, its data and the message it was sent."""
 
     client: int
     state: ClientState
@@ -63,25 +63,37 @@ class StackedNetwork:
         return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
 
     def levels(self, x: Tensor) -> Levels:
+        """Embedding, logits and a low-level feature of samples."""
         return functional_call(self.module, {**self.buffers, **self.params}, (x,), {"levels": True})
 
     def frozen(self, x: Tensor, weights: Mapping[str, Tensor]) -> Output:
+        """Outputs of another model of this architecture in eval mode, without gradient."""
         return frozen(self.module, x, weights)
 
 
 def _common(values: Sequence[Any]) -> tuple[Any, Any]:
-    """A value for all clients: shared as it is where it is the same object, stacked where it is not."""
-    first = values[0]
-    if all(v is first for v in values):
-        return first, None
-    leaves, spec = pytree.tree_flatten(first)
+    """A value for all clients, and the axes that vmap maps over: the value itself where all share it, otherwise a stack."""
+    reference = values[0]
+    if all(v is reference for v in values):
+        return reference, None
+    leaves, spec = pytree.tree_flatten(reference)
     columns = zip(*(pytree.tree_flatten(v)[0] for v in values), strict=True)
     stacked = [torch.stack([torch.as_tensor(v) for v in column]) for column in columns]
     return pytree.tree_unflatten(stacked, spec), (pytree.tree_unflatten([0] * len(leaves), spec) if leaves else None)
 
 
 def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> list[Training]:
-    """The steps of many clients' training at once; results in the order of `jobs`."""
+    """Take the steps of many clients' training at once.
+
+    Args:
+        task: What the clients have in common.
+        skeleton: The architecture.
+        jobs: The clients of the stack.
+        round: The round.
+
+    Returns:
+        The result of each client's training, in the order of `jobs`.
+    """
     stack = Stack(task, skeleton, jobs, round)
     with torch.random.fork_rng(devices=[]):
         seeds.start_default_stream(stack.device, task.seed, "dropout", stack.jobs[0].client, round)
@@ -91,7 +103,7 @@ def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int)
 
 
 class Stack:
-    """Clients in training together, those with more steps first."""
+    """Clients that are trained together. Those with more steps come first."""
 
     def __init__(self, task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> None:
         for job in jobs:
@@ -110,29 +122,29 @@ class Stack:
         self.pseudo = [PseudoLabels() for _ in jobs]
         self._load()
         self.received, self.dims = _common([j.received for j in self.jobs])
-        self.shared = self.dims is None  # what was received is the same for all: it need not go through vmap
+        self.shared = self.dims is None  # a message that all clients share need not go through vmap
 
     def _load(self) -> None:
-        """Parameters, buffers and optimiser states of all clients side by side."""
+        """Stack the parameters, buffers and optimiser states of all clients."""
         skeleton, local = self.skeleton, self.task.local
         starts = [self.task.learner.begin(j.state.weights, j.received) for j in self.jobs]
         weights = {name: torch.stack([s[name] for s in starts]) for name in skeleton.slots}
         self.buffers = {name: weights.pop(name) for name in skeleton.slots if name not in skeleton.params}
-        # gradients of a linear layer's matrices come transposed; the fused optimiser wants both to lie alike
+        # gradients of a linear layer's weight are transposed, and the fused optimiser needs the same memory order for both
         layers = skeleton.module.named_modules()
         matrices = {f"{name}.weight" for name, layer in layers if type(layer) is nn.Linear}
         self.params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
-        kept = [j.state.optimiser if local.keep_optimiser else {} for j in self.jobs]
-        self.optimiser = Optimiser(local, self.params, kept, self.round)
+        optimiser_states = [j.state.optimiser if local.keep_optimiser else {} for j in self.jobs]
+        self.optimiser = Optimiser(local, self.params, optimiser_states, self.round)
         skeleton.module.train()
 
     def _loss(
         self, params: Tensors, buffers: Tensors, batch: Tensors, received: Received
     ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
-        own = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
-        net = StackedNetwork(self.skeleton.module, params, own)
+        new_buffers = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
+        net = StackedNetwork(self.skeleton.module, params, new_buffers)
         terms, pseudo = self.task.loss(net, Batch(**batch), received, self.round)
-        return terms, own, () if pseudo is None else tuple(t.detach() for t in pseudo)
+        return terms, new_buffers, () if pseudo is None else tuple(t.detach() for t in pseudo)
 
     def _loss_of_all(
         self, params: Tensors, buffers: Tensors, batch: Tensors
@@ -140,58 +152,63 @@ class Stack:
         return self._loss(params, buffers, batch, self.received)
 
     def take_step(self, s: int) -> None:
-        """One step of all clients that still have one; under batch norm, those with batches of one size at a time."""
+        """Take one step of all clients that still have one. Under batch norm, clients whose batches differ in size are
+        run apart."""
         active = sum(count > s for count in self.plan.counts)
         loss, dims = (self._loss_of_all, 0) if self.shared else (self._loss, (0, 0, 0, self.dims))
         losses = vmap(loss, in_dims=dims, randomness="different")
         for rows, widths in together(self.plan.sizes(s, active), self.alone):
             members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
-            drawn = [draws(self.task, self.steps[k][s], self.streams[k]) if self.streams else {} for k in members]
-            batch, counted = batch_of(self.task, self.plan, self.jobs[0].data, rows, s, widths, drawn)
+            client_draws = [
+                draws(self.task, self.steps[k][s], self.streams[k]) if self.streams else {} for k in members
+            ]
+            batch, sample_counts = batch_of(self.task, self.plan, self.jobs[0].data, rows, s, widths, client_draws)
             received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
             params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
             with one_sample_is_too_few(self.jobs[0].client):
                 buffers = {n: b[rows] for n, b in self.buffers.items()}
-                terms, moved, pseudo = losses(params, buffers, batch, *received)
+                terms, new_buffers, pseudo = losses(params, buffers, batch, *received)
             total = torch.stack(list(terms.values())).sum()
             gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
             self.optimiser.step(gradient, rows)
-            for name, value in moved.items():
+            for name, value in new_buffers.items():
                 self.buffers[name][rows] = value.detach()
             for name, value in terms.items():
                 if name not in self.totals:
                     self.totals[name] = torch.zeros(len(self.jobs), device=self.device)
-                self.totals[name][rows] += value.detach() * counted
-            for place, k in enumerate(members if pseudo else ()):
+                self.totals[name][rows] += value.detach() * sample_counts
+            for position, k in enumerate(members if pseudo else ()):
                 step = self.steps[k][s]
-                labelled = 0 if step.unlabelled is None else len(step.unlabelled)
-                self.pseudo[k].add(step, Pseudo(*(t[place, :labelled] for t in pseudo)))
+                pseudo_count = 0 if step.unlabelled is None else len(step.unlabelled)
+                self.pseudo[k].add(step, Pseudo(*(t[position, :pseudo_count] for t in pseudo)))
 
     def results(self) -> list[Training]:
-        """Every client after training, in the order of the jobs."""
+        """The result of each client's training, in the order of the jobs."""
         task, local = self.task, self.task.local
-        seen = torch.tensor([sum(map(step_size, own)) for own in self.steps], dtype=torch.float32, device=self.device)
-        means = {name: (value / seen).tolist() for name, value in self.totals.items()}
-        whole = {**{name: p.contiguous() for name, p in self.params.items()}, **self.buffers}
+        sample_counts = torch.tensor(
+            [sum(map(step_size, steps)) for steps in self.steps], dtype=torch.float32, device=self.device
+        )
+        means = {name: (value / sample_counts).tolist() for name, value in self.totals.items()}
+        stacked = {**{name: p.contiguous() for name, p in self.params.items()}, **self.buffers}
         if norm.collects(self.skeleton.module):
-            _collect(self.skeleton, whole, self.buffers, self.jobs)
-        whole = {name: whole[name] for name in self.skeleton.slots}
-        outputs = StackedOutputs(self.skeleton, whole, [j.data for j in self.jobs], task.num_classes)
-        finite = _finite_rows(whole, len(self.jobs))
+            _collect(self.skeleton, stacked, self.buffers, self.jobs)
+        stacked = {name: stacked[name] for name in self.skeleton.slots}
+        outputs = StackedOutputs(self.skeleton, stacked, [j.data for j in self.jobs], task.num_classes)
+        finite = _finite_rows(stacked, len(self.jobs))
         results: dict[int, Training] = {}
         for k, job in enumerate(self.jobs):
             terms = {name: values[k] for name, values in means.items()}
-            own = {name: value[k] for name, value in whole.items()}
-            failure = what_is_not_finite(terms, {} if finite[k] else own)
-            trained = None if failure else StackedClient(outputs, k, own, task, job, self.round)
-            kept = self.optimiser.export(k) if local.keep_optimiser else {}
+            weights = {name: value[k] for name, value in stacked.items()}
+            failure = what_is_not_finite(terms, {} if finite[k] else weights)
+            trained = None if failure else StackedClient(outputs, k, weights, task, job, self.round)
+            optimiser_state = self.optimiser.export(k) if local.keep_optimiser else {}
             counts = self.pseudo[k].counts(task, job.data, job.client)
-            results[self.order[k]] = Training(trained, kept, terms, failure, counts)
+            results[self.order[k]] = Training(trained, optimiser_state, terms, failure, counts)
         return [results[k] for k in range(len(self.jobs))]
 
 
 def _collect(skeleton: Skeleton, weights: Mapping[str, Tensor], buffers: Tensors, jobs: Sequence[Job]) -> None:
-    """Static batch norm's statistics, client by client: padding must not enter them."""
+    """Collect the statistics of static batch norm client by client, because padding must not enter them."""
     for k, job in enumerate(jobs):
         skeleton.load({name: value[k] for name, value in weights.items()})
         skeleton.collect(all_samples(job.data))
@@ -219,38 +236,46 @@ class StackedClient:
 
     @property
     def num_unlabelled(self) -> int:
+        """The number of the client's unlabelled samples."""
         return len(self.job.data.unlabelled or ())
 
     @property
     def generator(self) -> torch.Generator:
+        """The client's random stream for what it returns."""
         return seeds.torch_stream(self.task.seed, "return", self.job.client, self.round)
 
     def unlabelled(self, view: View = "none", weights: Mapping[str, Tensor] | None = None) -> Output:
+        """Embeddings and logits of a view of the unlabelled samples, by the client's model or by other weights."""
         x = viewed_pool(self.task, self.job.data, view, self.job.client, self.round)
         return self.run(x) if weights is None else self.stack.skeleton.outputs(x, weights)
 
     def run(self, x: Tensor) -> Output:
-        own = {name: value[self.k : self.k + 1] for name, value in self.stack.weights.items()}
-        output = stacked_outputs(self.stack.skeleton, own, x, torch.arange(len(x), device=x.device)[None])
+        """Embeddings and logits of any samples."""
+        weights = {name: value[self.k : self.k + 1] for name, value in self.stack.weights.items()}
+        output = stacked_outputs(self.stack.skeleton, weights, x, torch.arange(len(x), device=x.device)[None])
         return Output(*(t[0] for t in output))
 
     def outputs(self) -> tuple[Output, Batch]:
+        """Embeddings and logits of the labelled samples, and these as one batch."""
         output, y, weight = self.stack.outputs
         samples = self.stack.data[self.k]
         n = len(samples)
-        own = Output(output.embedding[self.k, :n], output.logits[self.k, :n])
-        return own, Batch(samples.take()[0], y[self.k, :n], weight[self.k, :n])
+        client_output = Output(output.embedding[self.k, :n], output.logits[self.k, :n])
+        return client_output, Batch(samples.take()[0], y[self.k, :n], weight[self.k, :n])
 
     @cached_property
     def _bank(self) -> PrototypeBank:
         return self.stack.banks[self.k]
 
     def bank(self) -> PrototypeBank:
+        """The class means of the embeddings of the labelled samples."""
         return self._bank
 
     @property
     def own_bank(self) -> PrototypeBank | None:
+        """The client's prototypes, where the method has computed them."""
         return self.__dict__.get("_bank")
 
     def low_bank(self) -> PrototypeBank:
+        """The class means of the low-level features of the labelled samples."""
         return self.stack.low_banks[self.k]
