@@ -26,7 +26,7 @@ from protofed.results.tables import (
     comparison_markdown,
     default_columns,
     notes,
-    own_ways_differ,
+    own_predictions_differ,
     parse_column,
     results_csv,
     significance,
@@ -137,7 +137,7 @@ def without_head(seed, prototype):
     ],
 )
 def test_own_ways_that_differ_are_noticed_and_are_no_column_by_default(runs, shown):
-    assert own_ways_differ([Row(str(k), "m", {}, [run]) for k, run in enumerate(runs)]) == shown
+    assert own_predictions_differ([Row(str(k), "m", {}, [run]) for k, run in enumerate(runs)]) == shown
     assert default_columns(runs)[:2] == ["accuracy_head", "accuracy_prototype"]
     assert "accuracy" not in default_columns(runs)
 
@@ -185,10 +185,7 @@ def test_a_run_that_failed_to_the_end_has_no_figures_and_says_so():
     assert [cell.text for cell in cells[1]] == ["fedavg †", "failed", "failed"]
     assert cells[0][1].mark == ""  # nothing is best where there is nothing to compare with
     lines = notes([good, bad], ["head"])
-    assert (
-        "failed: fedavg (2 of 2 seeds); seed 1: from round 1 to the last no client returned anything usable (NaN)"
-        in lines
-    )
+    assert "failed: fedavg, seeds 1, 2: from round 1 to the last no client returned anything usable (NaN)" in lines
     assert any(line.startswith("dropped: fedavg †, 60 of 60 client rounds; in 20 rounds") for line in lines)
     for text in (comparison_markdown([good, bad]), comparison_latex([good, bad])):
         assert "failed" in text and "60 of 60" in text and "88.00" not in text
@@ -200,7 +197,7 @@ def test_a_seed_that_failed_leaves_the_others_shown_but_unranked():
     assert marks([good, half], "head") == {"local": "", "fedavg": ""}
     lines = notes([good, half], ["head"])
     assert "fewer seeds than the others, and not ranked: fedavg (1 of 2)" in lines
-    assert "failed: fedavg (1 of 2 seeds); seed 2: it diverged" in lines
+    assert "failed: fedavg, seed 2: it diverged" in lines
 
 
 def test_dropped_clients_are_named_under_the_table():

@@ -23,9 +23,9 @@ from ..federation.rounds import participants_per_round
 from ..outcome import Result
 from ..parts.filters import Filter
 from ..registry import parse_part
-from ..results.folder import SUMMARY, History, RunFolder, check_free, check_is_run, read_settings
+from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
 from ..results.read import read_finished
-from ..results.rows import LAST
+from ..results.rows import LAST, SUMMARY
 from ..results.track import Tracker, tracker
 from ..version import __version__
 from . import stop

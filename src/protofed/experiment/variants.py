@@ -25,7 +25,7 @@ from ..errors import ProtofedError, unknown
 from ..federation import scale
 from ..grammar import Entry, parse_entry, parse_pairs
 from ..results.comparison import ComparisonRecord, Variant
-from ..results.tables import parse_column, written
+from ..results.tables import parse_column, setting_text
 from .keys import GENERAL, REGISTRIES, combine, is_key, owner, plain, same, unknown_setting
 from .settings import AutoModel, Settings, read_toml, resolve
 
@@ -107,7 +107,7 @@ def _layer(where: str, given: Mapping[str, Any], over: Mapping[str, Any], names:
     _refuse_same(where, settings, axes)
     if not isinstance(settings.get("method", ""), str):
         raise ProtofedError(f"{where}: method={settings['method']!r}: expected a name")
-    by_axis = [written(name) for name in axes.pop("method", [])]
+    by_axis = [setting_text(name) for name in axes.pop("method", [])]
     if names and (by_axis or "method" in settings):
         raise ProtofedError(f"{where}: methods are given by name and as 'method'; leave one of them out")
     return Layer(where, settings, axes, by_axis or list(names))
@@ -139,7 +139,7 @@ def _value(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return value.name if isinstance(value, Dataset) else written(value)
+    return value.name if isinstance(value, Dataset) else setting_text(value)
 
 
 def parse_words(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
@@ -174,7 +174,7 @@ def parse_entries(texts: Iterable[str], *, local: bool) -> list[Variant]:
     often = Counter(entry.label or entry.name for entry in entries)
     variants = []
     for entry in entries:
-        called = entry.label or (entry.name if often[entry.name] == 1 else entry.written)
+        called = entry.label or (entry.name if often[entry.name] == 1 else entry.text)
         folder = _safe(entry.name) if called == entry.name else _safer(called)
         variants.append(Variant(called, entry.name, _own_settings(entry), folder))
     return variants
@@ -192,7 +192,7 @@ def _own_settings(entry: Entry) -> dict[str, Any]:
     for key in plain(settings):
         if key in ("method", "seed"):
             what = "the method stands before '?'" if key == "method" else "seeds have their own option, seeds (--seeds)"
-            raise ProtofedError(f"{entry.label or entry.written!r}: {key!r} cannot be given here: {what}")
+            raise ProtofedError(f"{entry.label or entry.text!r}: {key!r} cannot be given here: {what}")
     return settings
 
 

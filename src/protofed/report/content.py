@@ -11,8 +11,7 @@ import numpy as np
 
 from ..evaluate.confusion import PREDICTIONS
 from ..results.confusions import Confusions
-from ..results.read import Folder, Run, read_folder
-from ..results.read import VariantRuns as Variant
+from ..results.read import Run, StoredResults, VariantRuns, read_folder
 from ..results.rows import DIRECTIONS, FIGURE, JsonRow, number
 from ..results.tables import (
     MEASURES,
@@ -28,7 +27,7 @@ from ..results.tables import (
     losses_of,
     notes,
     parse_column,
-    written,
+    setting_text,
 )
 from ..version import __version__
 from .space import Projection, read_snapshots, space
@@ -73,7 +72,7 @@ def content(folder: str | Path, projection: Projection = "pca") -> Content:
     return {**parts, "notes": [*found.notes(), *more, *(said if left_out else [])]}
 
 
-def _in_detail(folder: Folder) -> list[Run]:
+def _in_detail(folder: StoredResults) -> list[Run]:
     if len(folder.runs) <= MOST_IN_DETAIL:
         return folder.runs
     return [v.runs[0] for v in folder.variants if v.runs]
@@ -88,14 +87,14 @@ def short(value: float | None) -> float | int | None:
 
 
 # --- how far it is ----------------------------------------------------------------------------------------------------
-def _status(folder: Folder) -> Content:
+def _status(folder: StoredResults) -> Content:
     finished = sum(run.summary is not None for run in folder.runs)
     begun = [{"name": run.name, "round": run.last, "rounds": run.planned} for run in folder.runs if run.summary is None]
-    return {"finished": finished, "runs": folder.begins, "under_way": begun}
+    return {"finished": finished, "runs": folder.planned_runs, "under_way": begun}
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
-def _table(folder: Folder) -> Content:
+def _table(folder: StoredResults) -> Content:
     if not folder.comparison:
         return _run_table(folder.runs[0])
     rows = [variant.row() for variant in folder.variants]
@@ -212,7 +211,7 @@ def over_clients(key: str, scale: float) -> Values:
     return value
 
 
-def _curves(folder: Folder) -> list[Content]:
+def _curves(folder: StoredResults) -> list[Content]:
     """Accuracies, F1, MAE, the loss and the silhouette: a chart for each, a line for each variant."""
     there = {key for run in folder.runs for row in run.metrics for key in row}
     plain = sorted(key for key in there if key.startswith(COLUMNS_OF_METRICS) and not key.endswith("_std"))
@@ -240,7 +239,7 @@ def _curves(folder: Folder) -> list[Content]:
     return [{**c, "series": [s for s in c["series"] if s]} for c in charts if any(c["series"])]
 
 
-def _terms(variant: Variant) -> Content:
+def _terms(variant: VariantRuns) -> Content:
     names = list(dict.fromkeys(name for run in variant.runs for row in run.rounds for name in _inside(row, "terms")))
     rows = [run.rounds for run in variant.runs]
     series = [curve(name, rows, _picked(name, "terms")) for name in names]
@@ -252,14 +251,14 @@ def _inside(row: JsonRow, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _phases(variant: Variant) -> list[Content]:
+def _phases(variant: VariantRuns) -> list[Content]:
     """Stretches of rounds with one phase, of the variant's first run."""
     stretches: list[Content] = []
     for row in variant.runs[0].rounds if variant.runs else []:
         phase = _inside(row, "measures").get("phase")
         if phase is None:
             continue
-        name = written(short(phase) if isinstance(phase, float) else phase)
+        name = setting_text(short(phase) if isinstance(phase, float) else phase)
         if stretches and stretches[-1]["name"] == name:
             stretches[-1]["to"] = row["round"]
         else:
@@ -267,7 +266,7 @@ def _phases(variant: Variant) -> list[Content]:
     return stretches
 
 
-def _measures(folder: Folder) -> list[Content]:
+def _measures(folder: StoredResults) -> list[Content]:
     """What methods measured of themselves: thresholds, acceptance and so on; a chart each."""
     rows = [row for run in folder.runs for row in run.rounds]
     names = list(dict.fromkeys(name for row in rows for name in _inside(row, "measures") if name != "phase"))
@@ -315,7 +314,7 @@ def _classes(run: Run) -> Content | None:
     head = run.confusions()  # of a method that trains no head, those by prototype
     if head is None:
         return None
-    ways = [head, *filter(None, [run.confusions(by) for by in head.ways if by != head.by])]
+    ways = [head, *filter(None, [run.confusions(by) for by in head.predictions if by != head.by])]
     rows = [c.rows for way in ways for c in way.clients.values()]
     size = max(1 + max(int(r[:, :2].max()) for r in rows), len(head.names))
     clients = list(head.clients)[:MOST_CLIENTS]
@@ -359,7 +358,7 @@ def _spaces(runs: Sequence[Run], projection: Projection) -> tuple[list[Content],
 
 
 # --- bytes, settings, versions ----------------------------------------------------------------------------------------
-def _bytes(folder: Folder) -> Content:
+def _bytes(folder: StoredResults) -> Content:
     """Bytes of a round by direction and kind, and the accuracy they came to: mean over rounds and seeds."""
     lines = []
     for variant in folder.variants:
@@ -371,7 +370,7 @@ def _bytes(folder: Folder) -> Content:
     return {"kinds": list(BYTE_KINDS), "lines": lines}
 
 
-def _mean_bytes(variant: Variant, direction: str, kind: str) -> float | int | None:
+def _mean_bytes(variant: VariantRuns, direction: str, kind: str) -> float | int | None:
     values = [number(_inside(row, direction), kind) for run in variant.runs for row in run.rounds]
     there = [v for v in values if v is not None]
     return short(statistics.fmean(there)) if there else None
@@ -393,7 +392,7 @@ def _point(run: Run) -> Content | None:
     }
 
 
-def _settings(folder: Folder) -> Content:
+def _settings(folder: StoredResults) -> Content:
     """Settings that all runs share, and those in which variants differ (the seed apart)."""
     by_variant = {v.label: flat(v.runs[0].settings) for v in folder.variants if v.runs}
     keys = list(dict.fromkeys(key for lines in by_variant.values() for key in lines))
@@ -408,7 +407,7 @@ def _settings(folder: Folder) -> Content:
     }
 
 
-def _versions(folder: Folder) -> list[Content]:
+def _versions(folder: StoredResults) -> list[Content]:
     """What the finished runs were made with; several lines where it was not the same."""
     seen: dict[str, Content] = {}
     for run in folder.runs:

@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from ..errors import ProtofedError
 from ..results.confusions import By
-from ..results.read import Folder, Run, read_folder
-from ..results.read import VariantRuns as Variant
+from ..results.read import Run, StoredResults, VariantRuns, read_folder
 from ..results.rows import JsonRow, number
 from ..results.tables import OWN, own_predictions
 from .confusion import INK, LINE, QUIET, SHADES
@@ -52,7 +51,7 @@ STYLE: Any = {
     "text.parse_math": False,
 }
 
-Source = str | Path | Folder
+Source = str | Path | StoredResults
 
 
 class Drawing(Figure):
@@ -64,11 +63,11 @@ class Drawing(Figure):
         return data.getvalue()
 
 
-def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any] | None) -> Folder:
+def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any] | None) -> StoredResults:
     """A result that was never written to a folder, as far as figures can be made of it."""
     finished = None if summary is None else dict(summary)
     run = Run(Path(label), label, 0, {}, metrics, metrics, [], finished)
-    return Folder(run.path, False, [Variant(label, label, {}, [run])])
+    return StoredResults(run.path, False, [VariantRuns(label, label, {}, [run])])
 
 
 def plot_accuracy(source: Source, by: By | None = None, width: Width = "column") -> Figure:
@@ -234,11 +233,11 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _folder(source: Source) -> Folder:
-    return source if isinstance(source, Folder) else read_folder(source)
+def _folder(source: Source) -> StoredResults:
+    return source if isinstance(source, StoredResults) else read_folder(source)
 
 
-def _one(folder: Folder, name: str | None) -> Run:
+def _one(folder: StoredResults, name: str | None) -> Run:
     runs = {run.name: run for run in folder.runs}
     if name is None and len(runs) == 1:
         return folder.runs[0]
@@ -258,7 +257,7 @@ def _shades() -> LinearSegmentedColormap:
 
 
 def _lines(
-    folder: Folder, file: Literal["metrics", "rounds"], key: str, title: str, scale: float, width: Width
+    folder: StoredResults, file: Literal["metrics", "rounds"], key: str, title: str, scale: float, width: Width
 ) -> Figure:
     def value(row: JsonRow) -> float | None:
         found = number(row, key)

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from ...errors import ProtofedError, first_problem, unknown
-from ...results.tables import MISSING, Column, parse_column, written
+from ...results.tables import MISSING, Column, parse_column, setting_text
 from .. import presets
 from ..settings import combine, read_toml
 
@@ -124,7 +124,7 @@ class Preset:
         """The column's name, and on which data ours is where that is not the paper's."""
         stand_ins = [group.instead for group in self._groups(column) if group.instead and size == "laptop"]
         if overrides and "data" in overrides:
-            stand_ins = [written(overrides["data"])]
+            stand_ins = [setting_text(overrides["data"])]
         return f"{column} (ours: {', '.join(stand_ins)})" if stand_ins else column
 
     def paper(self, measure: str, row: str, column: str) -> str:

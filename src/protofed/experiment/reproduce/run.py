@@ -12,7 +12,7 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...results.folder import make_folder
-from ...results.tables import written
+from ...results.tables import setting_text
 from ..compare import Comparison, ComparisonFolder, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
 from ..settings import Settings
 from .planning import Plan, plan
@@ -193,7 +193,7 @@ def _write_table(reproduction: Reproduction, settings: str, folder: Path | None)
 
 
 def _settings_section(plan: Plan) -> str:
-    overrides = "".join(f" {key}={written(value)}" for key, value in plan.given.items()) or " none"
+    overrides = "".join(f" {key}={setting_text(value)}" for key, value in plan.given.items()) or " none"
     table = markdown_table(["setting", "laptop", "paper", "columns"], differences(plan.preset))
     return (
         f"\n## Settings\n\nSize {plan.size}, seeds {', '.join(map(str, plan.seeds))}; given with the command:{overrides}. "

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...results.tables import MISSING, Row, losses_of, mean_and_deviation, written
+from ...results.tables import MISSING, Row, losses_of, mean_and_deviation, setting_text
 from ..settings import Settings, combine
 from .planning import column_grid
 from .preset import SERVER, SIZES, Preset, measure_column, paper_number, slug
@@ -133,7 +133,7 @@ def differences(preset: Preset) -> list[tuple[str, str, str, str]]:
 def _cell_differences(laptop: Mapping[str, Any], paper: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
     for key in [*laptop, *(key for key in paper if key not in laptop)]:
         if laptop.get(key) != paper.get(key):
-            left, right = (written(settings[key]) if key in settings else MISSING for settings in (laptop, paper))
+            left, right = (setting_text(settings[key]) if key in settings else MISSING for settings in (laptop, paper))
             yield key, left, right
 
 
