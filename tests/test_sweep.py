@@ -100,7 +100,7 @@ def test_a_method_that_an_axis_does_not_speak_to_is_run_once():
     both = ["fedproto lr=0.1", "fedsap scale=8 lr=0.1", "fedsap scale=16 lr=0.1"]
     for key in ("fedsap.scale", "scale"):
         assert labels(["fedproto", "fedsap"], {key: [8, 16], "lr": [0.1]}) == both
-    assert "speaks to none" in refused(["fedproto"], {"fedsap.scale": [8, 16]})
+    assert "applies to none" in refused(["fedproto"], {"fedsap.scale": [8, 16]})
     assert "unknown setting 'scale'" in refused(["fedproto"], {"scale": [8, 16]})
 
 
