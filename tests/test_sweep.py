@@ -28,7 +28,7 @@ from protofed.experiment.compare import (
     sweep,
 )
 from protofed.results.read import read_rows
-from protofed.results.tables import written
+from protofed.results.tables import setting_text
 from protofed.schedules import ramp
 from protofed.wire import Exchange, bank, number
 from support.small import SMALL, blobs
@@ -214,7 +214,7 @@ values = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allo
 
 @given(st.lists(st.one_of(values, st.lists(values, max_size=3)), min_size=1, max_size=4))
 def test_written_axes_are_read_back(axis):
-    assert parse_axes(["key=" + ",".join(map(written, axis))]) == {"key": axis}
+    assert parse_axes(["key=" + ",".join(map(setting_text, axis))]) == {"key": axis}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
