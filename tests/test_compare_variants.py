@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import protofed as pf
+from protofed import disk
 from protofed.errors import ProtofedError
 from protofed.experiment.compare import (
     Progress,
@@ -385,7 +386,7 @@ def test_progress_of_a_method_without_a_head(monkeypatch):
 def test_progress_of_a_finished_cell(last, expected, tmp_path):
     pf.compare("fedavg", local=False, seeds=1, jobs=1, out=tmp_path / "c", **QUICK, **FIXED)
     file = tmp_path / "c" / "fedavg-seed1234" / "summary.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "last_round": last}))
+    file.write_bytes(disk.sealed({**disk.opened(file.read_bytes(), file), "last_round": last}))
     seen: list[Progress] = []
     resume_comparison(tmp_path / "c", jobs=1, watch=seen.append)
     assert [(p.accuracy, p.by) for p in seen] == [expected]

@@ -122,7 +122,7 @@ def damaged(**changes: object) -> dict[str, object]:
         ("[]", "should be an object"),
         ({"round": 7, "classes": []}, "clients is missing"),
         (damaged(clients={}), "clients={}"),
-        (damaged(clients={"a": {}}), "neither head nor prototype is there"),
+        (damaged(clients={"a": {}}), "neither head nor prototype is present"),
         (damaged(clients={"a": {"head": [[0, 0]], "prototype": [[0, 0, 1]]}}), "clients.a.head.0.2 is missing"),
         (damaged(clients={"a": {"head": [[0, -1, 1]], "prototype": [[0, 0, 1]]}}), "clients.a.head.0.1=-1"),
         (damaged(clients={"a": {"head": [[0, 0, 0]], "prototype": [[0, 0, 1]]}}), "clients.a.head.0.2=0"),
@@ -296,5 +296,5 @@ def test_a_file_without_predictions_is_refused(tmp_path):
     first, *others = STORED["clients"]
     mixed = {first: {"head": STORED["clients"][first]["head"]}}
     mixed |= {name: {"prototype": STORED["clients"][name]["prototype"]} for name in others}
-    with pytest.raises(ProtofedError, match="neither head nor prototype is there for all clients"):
+    with pytest.raises(ProtofedError, match="neither head nor prototype is present for all clients"):
         read_confusions(folder_with(tmp_path / "mixed", {**STORED, "clients": mixed}))

@@ -100,3 +100,29 @@ def test_everything_public_has_a_docstring(room):
             first = text.strip().split("\n\n")[0].rstrip()
             assert first[-1] in ".:`", f"{module.__name__}.{name} does not end its first sentence: {first!r}"
     assert found > 20
+
+
+def test_all_that_runs_and_reports_is_documented():
+    """In the rooms that run, store, report and command, everything public has a docstring, and the examples hold."""
+    names = ["errors", "disk", "grammar", "outcome", "pretrained", "ranks", "registry", "seeds"]
+    names += ["experiment", "results", "report", "cli"]
+    checked = 0
+    for name in names:
+        module = importlib.import_module(f"protofed.{name}")
+        inner = pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}.")
+        for part in [module, *(importlib.import_module(m.name) for m in inner)]:
+            assert part.__doc__, part.__name__
+            public = [
+                (n, v) for n, v in vars(part).items() if n[0] != "_" and getattr(v, "__module__", "") == part.__name__
+            ]
+            for n, thing in public:
+                if inspect.isclass(thing):
+                    public += [(f"{n}.{k}", v) for k, v in vars(thing).items() if k[0] != "_"]
+                thing = getattr(thing, "__wrapped__", thing)
+                thing = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
+                if isinstance(thing, property) or inspect.isfunction(thing) or inspect.isclass(thing):
+                    text = vars(thing).get("__doc__") if inspect.isclass(thing) else thing.__doc__
+                    assert text and not text.startswith(f"{n}("), f"{part.__name__}.{n}"
+                    checked += 1
+            assert doctest.testmod(part, optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0, part.__name__
+    assert checked > 300

@@ -177,7 +177,7 @@ def test_pairs_and_entries():
     assert parse_pairs(["a=1", " b = x ", "a=2", "c=x=y", "d="]) == {"a": 2, "b": "x", "c": "x=y", "d": ""}
     entry = parse_entry(" upper  bound = fedavg ? labels = all & lr=0.1 ")
     assert entry == Entry("upper bound", "fedavg", "labels = all & lr=0.1")
-    assert entry.settings == {"labels": "all", "lr": 0.1} and entry.written == "fedavg?labels = all & lr=0.1"
+    assert entry.settings == {"labels": "all", "lr": 0.1} and entry.text == "fedavg?labels = all & lr=0.1"
     assert parse_entry("a=b=c") == Entry("a=b", "c", "")
     assert parse_choice("clip?norm=1", "filter") == ("clip", {"norm": 1})
 

@@ -29,7 +29,7 @@ from protofed.experiment.compare import (
 )
 from protofed.results.archive import read_archive
 from protofed.results.read import read_rows
-from protofed.results.tables import written
+from protofed.results.tables import setting_text
 from protofed.schedules import ramp
 from protofed.wire import Exchange, bank, number
 from support.small import SMALL, blobs
@@ -114,7 +114,7 @@ def test_a_method_that_an_axis_does_not_speak_to_is_run_once():
     both = ["fedproto lr=0.1", "fedsap scale=8 lr=0.1", "fedsap scale=16 lr=0.1"]
     for key in ("fedsap.scale", "scale"):
         assert labels(["fedproto", "fedsap"], {key: [8, 16], "lr": [0.1]}) == both
-    assert "speaks to none" in refused(["fedproto"], {"fedsap.scale": [8, 16]})
+    assert "applies to none" in refused(["fedproto"], {"fedsap.scale": [8, 16]})
     assert "unknown setting 'scale'" in refused(["fedproto"], {"scale": [8, 16]})
 
 
@@ -228,7 +228,7 @@ values = st.one_of(st.integers(), st.booleans(), st.floats(allow_nan=False, allo
 
 @given(st.lists(st.one_of(values, st.lists(values, max_size=3)), min_size=1, max_size=4))
 def test_written_axes_are_read_back(axis):
-    assert parse_axes(["key=" + ",".join(map(written, axis))]) == {"key": axis}
+    assert parse_axes(["key=" + ",".join(map(setting_text, axis))]) == {"key": axis}
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

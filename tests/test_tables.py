@@ -26,7 +26,7 @@ from protofed.results.tables import (
     comparison_markdown,
     default_columns,
     notes,
-    own_ways_differ,
+    own_predictions_differ,
     parse_column,
     results_csv,
     significance,
@@ -137,7 +137,7 @@ def without_head(seed, prototype):
     ],
 )
 def test_own_ways_that_differ_are_noticed_and_are_no_column_by_default(runs, shown):
-    assert own_ways_differ([Row(str(k), "m", {}, [run]) for k, run in enumerate(runs)]) == shown
+    assert own_predictions_differ([Row(str(k), "m", {}, [run]) for k, run in enumerate(runs)]) == shown
     assert default_columns(runs)[:2] == ["accuracy_head", "accuracy_prototype"]
     assert "accuracy" not in default_columns(runs)
 

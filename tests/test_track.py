@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from protofed.errors import ProtofedError
-from protofed.results.track import numbers, tracker
+from protofed.results.track import round_values, tracker
 
 SETTINGS = {"rounds": 2, "seed": 7, "method": {"name": "fedsap", "scale": 32.0}}
 ROW = {
@@ -47,8 +47,8 @@ def tell(name, folder):
 
 
 def test_numbers_of_a_round():
-    assert numbers(ROW, METRICS) == EXPECTED
-    bare = numbers({"round": 1, "loss": None, "terms": {"ce": float("inf"), "x": "much", "y": True}}, None)
+    assert round_values(ROW, METRICS) == EXPECTED
+    bare = round_values({"round": 1, "loss": None, "terms": {"ce": float("inf"), "x": "much", "y": True}}, None)
     assert bare == {"train/dropped": 0.0}
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from protofed.errors import ProtofedError
 from protofed.report.content import content
-from protofed.report.live import LiveServer, Source, _Handler, serve
+from protofed.report.live import ContentCache, LiveServer, _Handler, serve
 from support.run_folders import make_comparison, make_run
 
 
@@ -79,11 +79,11 @@ def test_a_comparison_before_its_first_run_and_after_it(tmp_path):
 
 def test_content_is_made_anew_only_when_a_file_changes(tmp_path):
     run = make_run(tmp_path / "r")
-    source = Source(run)
-    assert source.shown() is source.shown()
-    before = source.shown()
+    cache = ContentCache(run)
+    assert cache.content() is cache.content()
+    before = cache.content()
     (run / "summary.json").unlink()
-    assert source.shown() is not before
+    assert cache.content() is not before
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def errors_of():
 def test_a_client_that_goes_away_leaves_no_word(tmp_path, capfd, errors_of):
     run = make_run(tmp_path / "r")
     with serving(run) as server:
-        seen, shown = errors_of(server), server.source.shown
+        seen, shown = errors_of(server), server.cache.content
         for text in (ASKED, b"GET / HTTP/1.0\r\nHost: loc", b""):
             gone = threading.Event()
-            server.source.shown = lambda gone=gone: (gone.wait(20), shown())[1]  # no answer before the client is gone
+            server.cache.content = lambda gone=gone: (gone.wait(20), shown())[1]  # no answer before the client is gone
             reset(request(server, text))
             gone.set()
             assert isinstance(seen.get(timeout=20), ConnectionError), text
@@ -163,7 +163,7 @@ def test_a_client_that_goes_away_leaves_no_word(tmp_path, capfd, errors_of):
 
 def test_a_bug_in_the_server_shows(tmp_path, capfd, errors_of):
     with serving(make_run(tmp_path / "r")) as server:
-        seen, server.source.shown = errors_of(server), lambda: {}["a bug"]
+        seen, server.cache.content = errors_of(server), lambda: {}["a bug"]
         with request(server) as connection:
             assert connection.recv(100) == b""
         assert isinstance(seen.get(timeout=20), KeyError)

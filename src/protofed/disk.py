@@ -1,4 +1,4 @@
-"""Writing so that a kill or a power cut leaves the old content or the new one, and reading so that damage is seen."""
+"""Files that a kill or a power cut leaves with the old content or the new one, and digests by which damage is seen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ DIGEST = "digest"  # the key of a sealed object under which the digest of the re
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file or disk that cannot be written into one line that names the file."""
+    """Within this context an error of the file system becomes one line that names the file.
+
+    Example: `with writing(path): path.write_bytes(content)`
+    """
     try:
         yield
     except OSError as error:
@@ -33,6 +36,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     Args:
         path: The file to write. Its folder must exist.
         content: All of the new content.
+
+    Example: `write_atomically(Path("runs/table.md"), text.encode())`
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
@@ -73,7 +78,7 @@ def sync_file(path: Path) -> None:
 
 
 def digest_of(path: Path, length: int | None = None) -> str:
-    """The SHA-256 of a file, or of its first `length` bytes; of a shorter file, that of all there is."""
+    """The SHA-256 of a file, or of its first `length` bytes. A file that is shorter is taken as a whole."""
     state = hashlib.sha256()
     remaining = length
     with path.open("rb") as file:
@@ -87,7 +92,7 @@ def digest_of(path: Path, length: int | None = None) -> str:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """An object as JSON text that holds a digest of itself, so that a changed byte is noticed.
+    """Write an object as JSON text that holds a digest of itself, so that a changed byte is noticed.
 
     Example: `opened(sealed({"round": 3}), Path("x.json"))` is `{"round": 3}`.
     """
@@ -95,7 +100,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 
 
 def opened(text: bytes, path: Path) -> dict[str, Any]:
-    """The object that `sealed` wrote. Text that is damaged is an error that names `path`."""
+    """Read the object that `sealed` wrote. Damaged text is an error that names `path`."""
     try:
         content = json.loads(text)
         digest = content.pop(DIGEST)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ProtofedError(Exception):
-    """Bad input. The command line prints it as one line and exits with 2; anything else is a bug of ours."""
+    """An error that a person can cause and mend. The command line prints it as one line and exits with 2."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -26,12 +26,25 @@ class Stopped(KeyboardInterrupt):
 
 
 def nearest(name: str, choices: Iterable[str], most: int = 1) -> list[str]:
-    """The names that are spelt most like this one, the nearest first."""
+    """The at most `most` choices that are spelt most like a name, the nearest first.
+
+    >>> nearest("fedpro", ["fedproto", "fedavg"])
+    ['fedproto']
+    """
     return difflib.get_close_matches(name.lower(), sorted(choices), n=most, cutoff=0.5)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> ProtofedError:
-    """An unknown name, with the nearest right spelling first."""
+    """The error for an unknown name. It suggests the nearest choice and lists them all.
+
+    Args:
+        kind: What the name should be: `method`, `column`.
+        name: The unknown name.
+        choices: All names that there are.
+
+    Returns:
+        The error, for the caller to raise.
+    """
     known = sorted(choices)
     near = nearest(name, known)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -39,12 +52,12 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> ProtofedError:
 
 
 def first_problem(error: pydantic.ValidationError) -> str:
-    """One of pydantic's complaints in one line. Of a union's it is the deepest, from the member that came nearest."""
+    """One of the problems that pydantic found, in one line: the deepest, which comes from the best fit of a union."""
     problem = max(error.errors(), key=lambda p: (len(p["loc"]), p["type"] == "value_error"))
     where = ".".join(str(part) for part in problem["loc"] if part not in ("float", "int", "Ramp")) or "value"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    came = repr(problem["input"])
-    came = came if len(came) <= 80 else f"{came[:77]}..."
+    value = repr(problem["input"])
+    value = value if len(value) <= 80 else f"{value[:77]}..."
     if problem["type"] == "missing":
         return f"{where} is missing"
-    return f"{where}={came}: {message}" if problem["loc"] else message  # a dataclass's own check names the setting
+    return f"{where}={value}: {message}" if problem["loc"] else message  # a dataclass's own check names the setting

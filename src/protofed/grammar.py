@@ -1,4 +1,4 @@
-"""The one grammar of what a person writes in a word: values, pairs, lists, and names with settings of their own.
+"""The one grammar of the words of a command line: values, pairs, lists, and names with settings of their own.
 
     entry  = [label "="] choice              "upper bound=fedavg?labels=all&lr=0.1"
     choice = name ["?" pair {"&" pair}]      "trimmed?share=0.2"
@@ -6,7 +6,7 @@
     axis   = key "=" value {"," value}       "lr=0.01,0.05"
     value  = a value of TOML                 0.1, true, "a, b", [64, 32], {name = "dirichlet", alpha = 0.1}
            | "[" value {"," value} "]"       [cnn,mlp]: the items of a list need no quotes
-           | value "," value {"," value}     cnn,mlp: nor does a list of several need brackets
+           | value "," value {"," value}     cnn,mlp: a list of several items needs no brackets
            | text                            dirichlet, runs/mine.npz, mlp?hidden=64
 
 `,` and `&` divide only outside of brackets and quotes. A quote opens where a value begins, so `it's` is plain text.
@@ -33,7 +33,7 @@ PLAIN = re.compile(r"[\w./:?=+~-]+")  # a text of these signs alone needs no quo
 
 
 class Choice(NamedTuple):
-    """A name and the settings that stand behind it."""
+    """A name and the settings that were written after it."""
 
     name: str
     settings: dict[str, Any]
@@ -47,17 +47,28 @@ class Entry(NamedTuple):
     query: str
 
     @property
-    def written(self) -> str:
+    def text(self) -> str:
         """The entry without its label."""
         return f"{self.name}?{self.query}" if self.query else self.name
 
     @property
     def settings(self) -> dict[str, Any]:
-        return parse_query(self.query, repr(self.label or self.written)) if self.query else {}
+        """The settings of the query by key."""
+        return parse_query(self.query, repr(self.label or self.text)) if self.query else {}
 
 
 def parse_value(text: str) -> Any:
-    """A value: `parse_value("0.1") == 0.1`, `parse_value("64,32") == [64, 32]`, `parse_value("iid") == "iid"`."""
+    """Read a value.
+
+    Args:
+        text: The text of the value. Whatever is no value of TOML and no list stays text.
+
+    Returns:
+        The value: a number, a truth value, a text, a list or a mapping.
+
+    >>> parse_value("0.1"), parse_value("64,32"), parse_value("iid")
+    (0.1, [64, 32], 'iid')
+    """
     try:
         return _value(text.strip())
     except RecursionError:
@@ -74,7 +85,7 @@ def _value(text: str) -> Any:
         if isinstance(value, bool | int | float | str | list | dict):  # a date is text
             return value
     parts = _divided(text, ",")
-    if parts is None:  # of quotes and brackets that do not match nothing is made
+    if parts is None:  # quotes or brackets that do not match have no meaning
         return text
     if len(parts) > 1 and not _is_path(text):
         return [_value(part) for part in _whole(parts, repr(text), ",")]
@@ -91,7 +102,11 @@ def _is_path(text: str) -> bool:
 
 
 def parse_list(text: str) -> list[str]:
-    """The items of a list as text, for a setting that is known to be one: `a,b`, `[a,b]` and `(a,b)` are the same."""
+    """Read the items of a list as texts, for a setting that is known to be a list.
+
+    >>> parse_list("a,b") == parse_list("[a,b]") == parse_list("(a,b)") == ["a", "b"]
+    True
+    """
     text = text.strip()
     parts = _divided(text, ",")
     if text[:1] + text[-1:] in ("()", "[]") and parts is not None and (len(parts) == 1 or text[0] == "("):
@@ -100,7 +115,11 @@ def parse_list(text: str) -> list[str]:
 
 
 def parse_pair(text: str) -> tuple[str, Any]:
-    """`key=value`."""
+    """Read `key=value`.
+
+    >>> parse_pair("rounds=20")
+    ('rounds', 20)
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ProtofedError(f"expected key=value, got {text!r}")
@@ -108,12 +127,27 @@ def parse_pair(text: str) -> tuple[str, Any]:
 
 
 def parse_pairs(words: Iterable[str]) -> dict[str, Any]:
-    """`key=value` words of a command line; of a key that is given twice the last value counts."""
+    """Read the `key=value` words of a command line. Where a key is given twice, the last value counts.
+
+    >>> parse_pairs(["rounds=20", "lr=0.05"])
+    {'rounds': 20, 'lr': 0.05}
+    """
     return dict(parse_pair(word) for word in words)
 
 
 def parse_query(text: str, where: str) -> dict[str, Any]:
-    """`key=value&key=value`, each key once. `where` begins the message of an error."""
+    """Read `key=value&key=value`, in which each key may stand once.
+
+    Args:
+        text: The text of the pairs.
+        where: What the text belongs to, with which the message of an error begins.
+
+    Returns:
+        The values by key.
+
+    >>> parse_query("labels=all&lr=0.1", "fedavg")
+    {'labels': 'all', 'lr': 0.1}
+    """
     settings: dict[str, Any] = {}
     for part in split(text, "&", where):
         try:
@@ -127,7 +161,18 @@ def parse_query(text: str, where: str) -> dict[str, Any]:
 
 
 def parse_choice(text: str, kind: str) -> Choice:
-    """`name?key=value&key=value`; `kind` says in errors what is chosen: a model, a filter."""
+    """Read `name?key=value&key=value`.
+
+    Args:
+        text: The text of the choice.
+        kind: What is chosen, for the message of an error: a model, a filter.
+
+    Returns:
+        The name and its settings.
+
+    >>> parse_choice("trimmed?share=0.2", "reduce")
+    Choice(name='trimmed', settings={'share': 0.2})
+    """
     where = f"{kind} {text!r}"
     name, asks, query = text.partition("?")
     if asks and not query.strip():
@@ -136,7 +181,11 @@ def parse_choice(text: str, kind: str) -> Choice:
 
 
 def parse_entry(text: str) -> Entry:
-    """`[label=]name[?key=value&…]`; whether there is such a name the caller knows."""
+    """Read `[label=]name[?key=value&…]`. The caller checks whether there is such a name.
+
+    >>> parse_entry("upper bound=fedavg?labels=all")
+    Entry(label='upper bound', name='fedavg', query='labels=all')
+    """
     before, asks, query = text.partition("?")
     label, equals, name = before.rpartition("=")
     label, query = " ".join(label.split()), query.strip()
@@ -148,7 +197,11 @@ def parse_entry(text: str) -> Entry:
 
 
 def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
-    """`key=v1,v2` of a command line. A value that has commas of its own is in brackets: `hidden=[64],[128,64]`."""
+    """Read axes `key=value,value` of a command line. A value that has commas of its own stands in brackets.
+
+    >>> parse_axes(["lr=0.01,0.05", "hidden=[64],[128,64]"])
+    {'lr': [0.01, 0.05], 'hidden': [[64], [128, 64]]}
+    """
     axes: dict[str, list[Any]] = {}
     for word in words:
         where = f"--over {word!r}"
@@ -162,7 +215,19 @@ def parse_axes(words: Iterable[str]) -> dict[str, list[Any]]:
 
 
 def split(text: str, at: str, where: str) -> list[str]:
-    """Divide a text at a sign outside of brackets and quotes; no part may be empty."""
+    """Divide a text at a character outside of brackets and quotes.
+
+    Args:
+        text: The text.
+        at: The character.
+        where: What the text belongs to, with which the message of an error begins.
+
+    Returns:
+        The parts, none of which may be empty.
+
+    >>> split("64,[128,64]", ",", "hidden")
+    ['64', '[128,64]']
+    """
     parts = _divided(text, at)
     if parts is None:
         raise ProtofedError(f"{where}: a bracket or quote is not closed")
@@ -170,7 +235,7 @@ def split(text: str, at: str, where: str) -> list[str]:
 
 
 def _divided(text: str, at: str) -> list[str] | None:
-    """The parts of a text; none where a bracket or quote is not closed."""
+    """The parts of a text, or None where a bracket or quote is not closed."""
     parts, depth, quote, before, escaped = [""], 0, "", "", False
     for sign in text:
         if quote:
@@ -191,13 +256,18 @@ def _divided(text: str, at: str) -> list[str] | None:
 
 
 def _whole(parts: list[str], where: str, at: str) -> list[str]:
+    """The parts, after a check that none is empty."""
     if not all(parts):
         raise ProtofedError(f"{where}: there is nothing between two {at!r}, or at an end")
     return parts
 
 
 def write_value(value: Any) -> str:
-    """A value as a person would write it: `parse_value` reads it back."""
+    """Write a value so that `parse_value` reads it back.
+
+    >>> write_value(["iid", 0.1, True])
+    '[iid,0.1,true]'
+    """
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(write_value, value)) + "]"
     if isinstance(value, str) and PLAIN.fullmatch(value) and parse_value(value) == value:
@@ -219,6 +289,10 @@ def _toml(value: Any) -> str:
 
 
 def write_choice(name: str, settings: Mapping[str, Any]) -> str:
-    """A name with its settings: `write_choice("trimmed", {"share": 0.2}) == "trimmed?share=0.2"`."""
+    """Write a name with its settings so that `parse_choice` reads it back.
+
+    >>> write_choice("trimmed", {"share": 0.2})
+    'trimmed?share=0.2'
+    """
     query = "&".join(f"{key}={write_value(value)}" for key, value in settings.items())
     return f"{name}?{query}" if query else name

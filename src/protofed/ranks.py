@@ -1,4 +1,4 @@
-"""Which of several processes this one is, as torchrun (or SLURM through it) says; known without loading torch."""
+"""The rank of this process among those that torchrun (or SLURM through it) started, without loading torch."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ def asked_for() -> bool:
 
 
 def rank() -> int:
-    """The number of this process among them; the first, or the only one, is 0."""
+    """The number of this process among those started together; the first, or the only one, is 0."""
     return int(os.environ.get("RANK", "0"))

@@ -25,18 +25,36 @@ C = TypeVar("C", bound=type)
 
 
 def _key(name: str) -> str:
-    """Names match whatever their case, and with `_` for `-`."""
+    """The name as it is looked up: case does not count, and `_` is the same as `-`."""
     return name.lower().replace("_", "-")
 
 
 class Registry(Generic[T]):
+    """The entries of one kind by name; `kind` says in errors what they are.
+
+    Attributes:
+        kind: What the entries are: `method`, `model`.
+        papers: By name, the paper that an entry comes from, or an empty text.
+
+    Example: `Registry("model").names()` is an empty list until something is registered.
+    """
+
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._entries: dict[str, type[T]] = {}
         self.papers: dict[str, str] = {}
 
     def register(self, name: str, *aliases: str, paper: str = "") -> Callable[[C], C]:
-        """Class decorator: `@register("fedproto", paper="Tan et al., AAAI 2022")` above a frozen dataclass."""
+        """Register the dataclass below: `@register("fedproto", paper="Tan et al., AAAI 2022")`.
+
+        Args:
+            name: The name by which a person chooses the entry.
+            *aliases: Further names of the same entry.
+            paper: The paper that the entry comes from.
+
+        Returns:
+            A decorator of a dataclass, whose fields are the settings of the entry.
+        """
 
         def add(entry: C) -> C:
             if not dataclasses.is_dataclass(entry):
@@ -61,19 +79,31 @@ class Registry(Generic[T]):
         return iter(self.names())
 
     def names(self) -> list[str]:
+        """The names of all entries in alphabetical order, without aliases."""
         return sorted({entry.name for entry in self._entries.values()})  # type: ignore[attr-defined]
 
     def options(self, name: str) -> dict[str, dataclasses.Field[Any]]:
-        """The settings of one entry, by name."""
+        """The dataclass fields of one entry, which are its settings, by name."""
         return {f.name: f for f in dataclasses.fields(self[name]) if f.init}  # type: ignore[arg-type]
 
     def make(self, name: str, options: Mapping[str, Any] | None = None) -> T:
+        """Make an entry with settings.
+
+        Args:
+            name: The name of the entry, or an alias.
+            options: Settings by name, converted by their annotations; the others have their defaults.
+
+        Returns:
+            An instance of the registered dataclass. An unknown name or option is an error of one line.
+
+        Example: `methods.registry.make("fedprox", {"mu": "0.01"}).mu` is 0.01.
+        """
         entry = self[name]
         return coerce(entry, dict(options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
 
     @contextlib.contextmanager
     def temporarily(self) -> Iterator[Registry[T]]:
-        """Forget on leaving what was registered, replaced or removed inside: `with methods.registry.temporarily(): ...`."""
+        """Undo on leaving what was registered, replaced or removed inside: `with methods.registry.temporarily(): ...`."""
         before = {name: copy.copy(value) for name, value in vars(self).items()}
         try:
             yield self
@@ -82,12 +112,20 @@ class Registry(Generic[T]):
 
 
 def parse_part(registry: Registry[T], text: str) -> T:
-    """An entry as a person writes it in a setting: `trimmed?share=0.2`."""
+    """Make an entry from the text of a setting.
+
+    Args:
+        registry: The registry of the entry.
+        text: A name, with settings of its own if any: `trimmed?share=0.2`.
+
+    Returns:
+        The entry.
+    """
     return registry.make(*parse_choice(text, registry.kind))
 
 
 def as_text(part: Any) -> str:
-    """A part as a person would write it: its name and all its settings."""
+    """The text that `parse_part` reads back: the name of a part and all its settings."""
     return write_choice(part.name, {f.name: getattr(part, f.name) for f in dataclasses.fields(part)})
 
 
@@ -115,7 +153,16 @@ def _hints(entry: type) -> dict[str, Any]:
 
 
 def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
-    """Make a dataclass from loosely typed options, or say in one line which one is wrong. Unknown keys are errors."""
+    """Make a dataclass from loosely typed options.
+
+    Args:
+        entry: The dataclass.
+        options: Values by the name of the field; texts of a command line are converted by the annotations.
+        owner: What the options belong to, with which an error begins: `method 'fedprox'`.
+
+    Returns:
+        The dataclass. An unknown key or a value that does not fit is an error of one line.
+    """
     try:
         return _adapter(entry).validate_python(_prepare(entry, dict(options), owner))  # type: ignore[arg-type]
     except pydantic.ValidationError as error:
@@ -123,15 +170,18 @@ def coerce(entry: type[T], options: Mapping[str, Any], owner: str) -> T:
 
 
 def _prepare(hint: Any, value: Any, owner: str) -> Any:
-    """What pydantic does not do: refuse unknown keys at every depth, and read what a command line can only say as text,
-    `none`, and `64,32` or `64` for a tuple."""
+    """The value as pydantic can validate it.
+
+    Unknown keys are refused at every depth, which pydantic does not do. Texts of a command line are read: `none`, and
+    `64,32` or `64` for a tuple.
+    """
     parts = getattr(hint, "registry", None)
     if isinstance(parts, Registry) and isinstance(value, str):
         return parse_part(parts, value)
     choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     classes = [t for t in choices if isinstance(t, type) and dataclasses.is_dataclass(t)]
     if classes and isinstance(value, Mapping):
-        known = {name: own for t in classes for name, own in _hints(t).items()}
+        known = {name: field_hint for t in classes for name, field_hint in _hints(t).items()}
         for key in value:
             if key not in known:
                 raise unknown(f"setting of {owner}:", str(key), known or ["(none)"])
@@ -141,8 +191,8 @@ def _prepare(hint: Any, value: Any, owner: str) -> Any:
         return None
     if sequence is not None and isinstance(value, list | tuple):
         return [_prepare(typing.get_args(sequence)[0], v, owner) for v in value]
-    words = str in choices or any(value in typing.get_args(t) for t in choices if typing.get_origin(t) is Literal)
-    if sequence is not None and isinstance(value, str) and not words:
+    is_text = str in choices or any(value in typing.get_args(t) for t in choices if typing.get_origin(t) is Literal)
+    if sequence is not None and isinstance(value, str) and not is_text:
         return parse_list(value)
     if sequence is not None and isinstance(value, int | float) and not {int, float} & set(choices):
         return [value]

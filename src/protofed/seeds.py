@@ -16,18 +16,30 @@ import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
-    """A 63-bit seed for one purpose of one run."""
+    """Derive the seed of one stream.
+
+    Args:
+        seed: The run's seed.
+        *purpose: What the stream is for: texts and whole numbers, such as `"batches", client, round`.
+
+    Returns:
+        A seed of 63 bits.
+
+    >>> derive(1, "batches", 0, 1) == derive(1, "batches", 0, 1) != derive(1, "batches", 0, 2)
+    True
+    """
     # JSON keeps ("a", "b") apart from ("a/b",) and 1 from "1"; index() makes numpy's integers plain and refuses floats
     text = json.dumps([index(seed), *(part if isinstance(part, str) else index(part) for part in purpose)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def torch_stream(seed: int, *purpose: str | int) -> torch.Generator:
+    """The generator of torch for one purpose of a run: `torch_stream(seed, "batches", client, round)`."""
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
 def start_default_stream(device: torch.device, seed: int, *purpose: str | int) -> None:
-    """Start the stream that dropout draws from."""
+    """Seed torch's default generator of a device, from which dropout draws, for one purpose of a run."""
     if device.type == "cpu":  # torch.manual_seed looks after accelerators too, which takes as long as a small step
         torch.default_generator.manual_seed(derive(seed, *purpose))
     else:
@@ -35,4 +47,5 @@ def start_default_stream(device: torch.device, seed: int, *purpose: str | int) -
 
 
 def numpy_stream(seed: int, *purpose: str | int) -> np.random.Generator:
+    """The generator of numpy for one purpose of a run: `numpy_stream(seed, "partition")`."""
     return np.random.default_rng(derive(seed, *purpose))

@@ -11,7 +11,9 @@ from .console import make_console
 
 
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="Which; default: all.")] = None,
+    workloads: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="The workloads; default: all.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything that was measured here.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write the tables here.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Turns of each contender; default: 3.")] = None,

@@ -1,4 +1,4 @@
-"""What a person sees while runs go on: a progress bar on a terminal, plain lines elsewhere."""
+"""The console: a progress bar on a terminal, plain lines elsewhere, and tables."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from ..federation import Record
     from ..results.tables import Row
 
-LINES = 20  # how many lines a run prints where there is no terminal
+LINES = 20  # about the number of lines that a run prints where there is no terminal
 
 
 def make_console(stderr: bool = False) -> Console:
-    """Off a terminal a table gets the width it needs: nothing is folded in a log or a pipe."""
+    """Make the console of standard output, or of standard error. Without a terminal it is wide and folds no table."""
     if ranks.rank() != 0:
-        return Console(stderr=stderr, quiet=not stderr)  # of several ranks, the first one speaks
+        return Console(stderr=stderr, quiet=not stderr)  # among several ranks, only the first one prints
     console = Console(stderr=stderr, highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=140)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """In a log or a pipe as wide as it needs to be; a terminal folds it."""
+    """Print a table. A terminal folds it; in a log or a pipe it is as wide as it needs to be."""
     if not console.is_terminal:
         console.width = max(
             console.width, console.measure(table, options=console.options.update(max_width=10_000)).maximum
@@ -48,7 +48,12 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_rows(rows: list[Row], columns: list[str] | None) -> None:
-    """The table of a comparison and the notes below it."""
+    """Print the table of a comparison and the notes below it.
+
+    Args:
+        rows: The variants.
+        columns: The names of the columns; None takes the default ones.
+    """
     from ..report.terminal import comparison_table
     from ..results.tables import notes
 
@@ -59,7 +64,7 @@ def print_rows(rows: list[Row], columns: list[str] | None) -> None:
 
 
 def log_to(console: Console) -> None:
-    """What the rooms report goes to this console: on a terminal in colour, elsewhere as plain lines."""
+    """Send the log messages of protofed to this console: in colour on a terminal, as plain lines elsewhere."""
     handler: logging.Handler
     if console.is_terminal:
         from rich.logging import RichHandler
@@ -87,7 +92,7 @@ def _bar(console: Console) -> Progress:
 
 
 class RunWatch:
-    """Follows one run."""
+    """A watcher that shows the progress of one run: `with RunWatch(console, "fedsap").live() as watch: ...`."""
 
     def __init__(self, console: Console, label: str) -> None:
         self.console, self.label = console, label
@@ -97,6 +102,7 @@ class RunWatch:
 
     @contextmanager
     def live(self) -> Iterator[RunWatch]:
+        """Within this context a terminal shows the progress bar."""
         if not self.console.is_terminal:
             yield self
             return
@@ -108,8 +114,8 @@ class RunWatch:
         from ..evaluate.confusion import PREDICTIONS
 
         if record.metrics:
-            ways = {kind: record.metrics.get(f"accuracy_{kind}") for kind in PREDICTIONS}
-            self.accuracy = "".join(f"{kind} {value:6.2%}  " for kind, value in ways.items() if value is not None)
+            accuracies = {kind: record.metrics.get(f"accuracy_{kind}") for kind in PREDICTIONS}
+            self.accuracy = "".join(f"{kind} {value:6.2%}  " for kind, value in accuracies.items() if value is not None)
         note = f"{self.accuracy}loss {record.loss:.4f}"
         if self.progress is not None:
             self.progress.update(self.task, total=rounds, completed=record.round, note=note)
@@ -125,7 +131,7 @@ class RunWatch:
 
 
 class CompareWatch:
-    """Follows a comparison: the whole, and each cell that is under way."""
+    """A watcher that shows the progress of a comparison: of the whole, and of each cell that is under way."""
 
     def __init__(self, console: Console, cells: int) -> None:
         self.console, self.cells = console, cells
@@ -135,6 +141,7 @@ class CompareWatch:
 
     @contextmanager
     def live(self) -> Iterator[CompareWatch]:
+        """Within this context a terminal shows the progress bars."""
         if not self.console.is_terminal:
             yield self
             return
@@ -143,13 +150,13 @@ class CompareWatch:
             yield self
 
     def __call__(self, cell: CellProgress) -> None:
-        done = cell.round >= cell.rounds
-        self.finished += done
+        is_finished = cell.round >= cell.rounds
+        self.finished += is_finished
         note = "" if cell.accuracy is None else f"{cell.by} {cell.accuracy:6.2%}"
         note += "" if cell.loss is None or not note else f"  loss {cell.loss:.4f}"
         note = note if cell.failed is None else "failed"
         if self.progress is None:
-            if done:
+            if is_finished:
                 self.console.print(f"[{self.finished}/{self.cells}] {cell.cell}  {note}", markup=False)
             return
         if cell.cell not in self.tasks:
@@ -158,6 +165,6 @@ class CompareWatch:
         self.progress.update(task, completed=cell.round)
         if note:
             self.progress.update(task, note=note)
-        if done:
+        if is_finished:
             self.progress.remove_task(self.tasks.pop(cell.cell))
             self.progress.advance(self.whole)

@@ -1,4 +1,4 @@
-"""The command `protofed`: its commands put together, and what it says where one of them ends early."""
+"""The command `protofed`: all its commands, and the one line that it prints where one of them ends early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
 
 
 class Ended(Exception):
-    """A command was stopped, or the system refused it something: one line to say, if any, and the exit code."""
+    """The end of a command that was stopped, or that lacked disk or memory: the line to print, if any, and the exit code."""
 
     def __init__(self, line: str, code: int) -> None:
         super().__init__(line)
@@ -32,9 +32,10 @@ class Ended(Exception):
 
 
 class Commands(TyperGroup):
-    """The commands. typer would end the process at Ctrl-C without a word, so what ends a command becomes `Ended` here."""
+    """The group of all commands. An interrupt or a system error becomes `Ended`, where typer would print nothing."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command of a context."""
         try:
             return super().invoke(ctx)
         except (KeyboardInterrupt, MemoryError, OSError) as error:
@@ -44,26 +45,26 @@ class Commands(TyperGroup):
 
 
 def _ended(error: BaseException, folder: Path | None) -> BaseException:
-    """What to say of an error that ended a command which writes `folder`; an error that only a bug can cause stays."""
-    go_on = ""
+    """The `Ended` for an error in a command that writes `folder`; an error that only a bug can cause stays as it is."""
+    advice = ""
     if folder is not None and folder.is_dir():
-        go_on = f"; `protofed resume {shlex.quote(str(folder))}` goes on from the last checkpoint"
+        advice = f"; `protofed resume {shlex.quote(str(folder))}` goes on from the last checkpoint"
     if isinstance(error, Stopped):
         return Ended(str(error), error.code)
     if isinstance(error, KeyboardInterrupt):
-        return Ended(f"stopped{go_on}", INTERRUPTED)
+        return Ended(f"stopped{advice}", INTERRUPTED)
     if isinstance(error, MemoryError):
-        return Ended(f"error: the memory is not enough ({str(error) or 'no more can be had'}){go_on}", BAD_INPUT)
+        return Ended(f"error: the memory is not enough ({str(error) or 'no more can be had'}){advice}", BAD_INPUT)
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        return Ended("", 1)  # nobody reads what is printed
+        return Ended("", 1)  # the reader of the output has gone
     if isinstance(error, OSError) and error.errno is not None:
-        place = error.filename or folder
-        return Ended(f"error: {f'{place}: ' if place else ''}{error.strerror}{go_on}", BAD_INPUT)
+        path = error.filename or folder
+        return Ended(f"error: {f'{path}: ' if path else ''}{error.strerror}{advice}", BAD_INPUT)
     return error
 
 
 def _hinted(error: click.NoSuchOption) -> click.NoSuchOption:
-    """The error, which says how a setting is written where one was given as an option, `--rounds 3`."""
+    """The error with a hint how a setting is written, where one was given as an option: `--rounds 3`."""
     from ..experiment.settings import hint_for_option
 
     hint = hint_for_option(error.option_name)
@@ -73,8 +74,8 @@ def _hinted(error: click.NoSuchOption) -> click.NoSuchOption:
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         make_console().print(f"protofed {__version__}")
         raise typer.Exit
 
@@ -99,7 +100,7 @@ app.add_typer(show.data, name="data")
 
 
 def main() -> None:
-    """Run the command line. What ends a command early is one line and an exit code; a traceback is a bug.
+    """Run the command line. A command that ends early prints one line and has an exit code; a traceback is a bug.
 
     The exit codes are 0: done; 1: something in a result failed; 2: bad input, or no more disk or memory;
     130 and 143: stopped by Ctrl-C and by SIGTERM.

@@ -1,4 +1,4 @@
-"""The options that several commands share, and how their texts are read."""
+"""The options that several commands share, and the functions that read their texts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import typer
 
 from ..errors import ProtofedError
 
-FOLDER = "protofed.folder"  # where a click context holds the folder that its command writes
+FOLDER = "protofed.folder"  # the key under which a click context holds the folder that its command writes
 
 
 def method_names(incomplete: str = "") -> list[str]:
-    """The names of the methods that begin so, for the shell's completion: read from the source, not loaded."""
+    """The names of the methods that begin with a text, for shell completion. The source is read, and nothing is loaded."""
     files = sorted((Path(__file__).parent.parent / "methods").glob("*.py"))
     names = (re.findall(r'^@register\("([^"]+)"', file.read_text(encoding="utf-8"), re.M) for file in files)
     return sorted(name for name in chain.from_iterable(names) if name.startswith(incomplete))
@@ -38,7 +38,9 @@ Config = Annotated[
     typer.Option("--config", "-c", help="Settings in a TOML file; later files and key=value override it."),
 ]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to write; must not exist yet.")]
-Load = Annotated[list[Path] | None, typer.Option("--load", help="A Python file that registers what is your own.")]
+Load = Annotated[
+    list[Path] | None, typer.Option("--load", help="A Python file that registers methods, models or data of your own.")
+]
 Seeds = Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")]
 Columns = Annotated[str | None, typer.Option(help="The table's columns: head,weighted_prototype,seconds and so on.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
@@ -58,7 +60,15 @@ def load_files(files: list[Path] | None) -> None:
 
 
 def given_settings(config: list[Path] | None, pairs: list[str] | None) -> dict[str, Any]:
-    """The settings of the files, each over those before it, and of the words `key=value` over all of them."""
+    """Combine the settings of files and of words.
+
+    Args:
+        config: Files of settings; later ones override earlier ones.
+        pairs: Words `key=value`, which override the files.
+
+    Returns:
+        Flat keys and their values.
+    """
     from ..experiment.settings import combine, parse_pairs, read_toml
 
     given: dict[str, Any] = {}
@@ -68,9 +78,15 @@ def given_settings(config: list[Path] | None, pairs: list[str] | None) -> dict[s
 
 
 def out_folder(out: Path | None, label: str) -> Path:
-    """The folder that a command writes: the one that was asked for, or a new one under `runs/`, named by time and content.
+    """The folder that a command writes.
 
-    A new one is reserved for this process: two that start in the same second get two folders.
+    Args:
+        out: The folder of the option `--out`; None makes a new one under `runs/`, named by the time and the label. It is
+            reserved for this process: two that start in the same second get two folders.
+        label: The end of a new folder's name.
+
+    Returns:
+        The folder.
     """
     if out is None:
         from ..results.folder import reserve
@@ -80,7 +96,7 @@ def out_folder(out: Path | None, label: str) -> Path:
 
 
 def writing_to(folder: Path) -> Path:
-    """Remember the folder that the running command writes, so that `main` can say how to go on where it is stopped."""
+    """Note the folder that the running command writes, so that `main` can say how to go on where it is stopped."""
     context = click.get_current_context(silent=True)
     if context is not None:
         context.meta[FOLDER] = folder
@@ -88,7 +104,17 @@ def writing_to(folder: Path) -> Path:
 
 
 def parse_seeds(text: str) -> int | list[int]:
-    """Read the option `--seeds`: `3` is three seeds from `seed` on, `1234,1235` and `1234-1236` are those."""
+    """Read the option `--seeds`.
+
+    Args:
+        text: A number of seeds, a list or a range.
+
+    Returns:
+        The number of seeds, or the list of seeds.
+
+    >>> parse_seeds("3"), parse_seeds("1234,1236"), parse_seeds("1234-1236")
+    (3, [1234, 1236], [1234, 1235, 1236])
+    """
     try:
         if "," in text:
             return [int(part) for part in text.split(",") if part.strip()]
@@ -103,7 +129,7 @@ def parse_seeds(text: str) -> int | list[int]:
 
 
 def parse_columns(text: str | None) -> list[str] | None:
-    """Read the option `--columns`: names between commas, each checked, so that a misspelt one is found before a run."""
+    """Read the option `--columns`, names between commas, and check each, so that a misspelt one is found before a run."""
     if text is None:
         return None
     from ..results.tables import parse_column

@@ -1,4 +1,4 @@
-"""The commands that show what a folder holds: table, confusion, report, watch, figures."""
+"""The commands that show what a folder holds: table, confusion, report, watch, figures, pack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .options import Columns, parse_columns
 
 
 class Format(str, Enum):
-    """How a table is written."""
+    """The format of a table."""
 
     terminal = "terminal"
     markdown = "markdown"
@@ -23,28 +23,28 @@ class Format(str, Enum):
 
 
 class By(str, Enum):
-    """How a client predicts."""
+    """The prediction of a client."""
 
     head = "head"
     prototype = "prototype"
 
 
 class Projected(str, Enum):
-    """How an embedding space is brought to the plane."""
+    """The projection of an embedding space to the plane."""
 
     pca = "pca"
     tsne = "tsne"
 
 
 class Width(str, Enum):
-    """How wide a figure is."""
+    """The width of a figure."""
 
     column = "column"
     page = "page"
 
 
 class Picture(str, Enum):
-    """What files figures are."""
+    """The format of figures."""
 
     pdf = "pdf"
     svg = "svg"
@@ -57,22 +57,22 @@ Projection = Annotated[Projected, typer.Option(help="How embedding spaces are br
 def table(
     folder: Path,
     columns: Columns = None,
-    format: Annotated[Format, typer.Option(help="How to write it.")] = Format.terminal,
+    format: Annotated[Format, typer.Option(help="The format of the table.")] = Format.terminal,
 ) -> None:
     """Print the table of a comparison or sweep again, finished or not: `protofed table runs/NAME --format latex`."""
     from ..results.read import read_rows
     from ..results.tables import comparison_latex, comparison_markdown, results_csv
 
-    rows, begun_with = read_rows(folder)
-    shown = parse_columns(columns)
+    rows, stored_columns = read_rows(folder)
+    chosen = parse_columns(columns)
     if format is Format.terminal:
-        print_rows(rows, shown or begun_with)
+        print_rows(rows, chosen or stored_columns)
         return
     if format is Format.csv:
-        text = results_csv(rows, shown)
+        text = results_csv(rows, chosen)
     else:
         write = comparison_markdown if format is Format.markdown else comparison_latex
-        text = write(rows, shown or begun_with)
+        text = write(rows, chosen or stored_columns)
     make_console().out(text, end="", highlight=False)
 
 
@@ -95,12 +95,12 @@ def confusion(
     console = make_console()
     confusions = read_confusions(folder, by.value if by else None)
     print_table(console, confusion_table(confusions))
-    place = picture or folder / f"confusion-{confusions.by}.png"
+    file = picture or folder / f"confusion-{confusions.by}.png"
     try:
-        draw_confusions(confusions, place)
+        draw_confusions(confusions, file)
     except OSError as error:
-        raise ProtofedError(f"--picture {place}: cannot be written ({error.strerror})") from None
-    console.print(f"picture: {place} ({shown_of(confusions)})", soft_wrap=True, markup=False)
+        raise ProtofedError(f"--picture {file}: cannot be written ({error.strerror})") from None
+    console.print(f"picture: {file} ({shown_of(confusions)})", soft_wrap=True, markup=False)
 
 
 def report(
@@ -114,15 +114,15 @@ def report(
 
     from ..report.page import write_page
 
-    place = write_page(folder, out, projection.value)
+    file = write_page(folder, out, projection.value)
     if open_:
-        webbrowser.open(place.resolve().as_uri())
-    make_console().print(f"report: {place}", soft_wrap=True, markup=False)
+        webbrowser.open(file.resolve().as_uri())
+    make_console().print(f"report: {file}", soft_wrap=True, markup=False)
 
 
 def watch(
     folder: Path,
-    port: Annotated[int, typer.Option(help="Of the page; 0: any that is free.")] = 8642,
+    port: Annotated[int, typer.Option(help="The port of the page; 0: any that is free.")] = 8642,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
     """Serve the report while the run goes on; Ctrl-C stops it: `protofed watch runs/NAME`."""
@@ -133,8 +133,8 @@ def watch(
 
 def figures(
     folder: Path,
-    format: Annotated[Picture, typer.Option(help="Of the files.")] = Picture.pdf,
-    width: Annotated[Width, typer.Option(help="Of a paper's column, or of its page.")] = Width.column,
+    format: Annotated[Picture, typer.Option(help="The format of the files.")] = Picture.pdf,
+    width: Annotated[Width, typer.Option(help="The width of a paper's column, or of its page.")] = Width.column,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write them to.")] = None,
     projection: Projection = Projected.pca,
 ) -> None:

@@ -78,8 +78,14 @@ def compare(
 
     load_files(load)
     names, given = parse_words(methods_and_settings or ())
-    numbers, shown = parse_seeds(seeds), parse_columns(columns)
-    grid = make_grid(names, local=not no_local, seeds=numbers, config=config, columns=shown, given=given)
+    grid = make_grid(
+        names,
+        local=not no_local,
+        seeds=parse_seeds(seeds),
+        config=config,
+        columns=parse_columns(columns),
+        given=given,
+    )
     _run_grid(grid, out_folder(out, "compare"), jobs)
 
 
@@ -98,8 +104,14 @@ def sweep(
 
     load_files(load)
     names, given = parse_words(methods_and_settings or ())
-    axes, numbers, shown = parse_axes(over or []), parse_seeds(seeds), parse_columns(columns)
-    grid = make_grid(names, over=axes, seeds=numbers, config=config, columns=shown, given=given)
+    grid = make_grid(
+        names,
+        over=parse_axes(over or []),
+        seeds=parse_seeds(seeds),
+        config=config,
+        columns=parse_columns(columns),
+        given=given,
+    )
     _run_grid(grid, out_folder(out, "sweep"), jobs)
 
 
@@ -115,26 +127,28 @@ def _print_comparison(result: Comparison) -> None:
     print_rows(result.rows(), result.columns)
     make_console().print(f"run folders: {result.folder}", soft_wrap=True)
     if failed := result.failed():
-        again = f"; `protofed resume {result.folder}` tries them again" if result.failures else ""
-        line = f"failed: {', '.join(failed)}{again}"
+        advice = f"; `protofed resume {result.folder}` tries them again" if result.failures else ""
+        line = f"failed: {', '.join(failed)}{advice}"
         make_console(stderr=True).print(line, style="red", markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
 class Size(str, Enum):
-    """How large a reproduction is."""
+    """The size of a reproduction."""
 
     laptop = "laptop"
     paper = "paper"
 
 
 def reproduce(
-    preset: Annotated[str | None, typer.Argument(metavar="[PAPER/TABLE]", help="Which; without it: a list.")] = None,
+    preset: Annotated[
+        str | None, typer.Argument(metavar="[PAPER/TABLE]", help="The preset; without it, all are listed.")
+    ] = None,
     settings: Pairs = None,
     size: Annotated[
-        Size, typer.Option(help="Ends within the hour on two cores, or the paper's settings.")
+        Size, typer.Option(help="laptop ends within the hour on two cores; paper has the paper's settings.")
     ] = Size.laptop,
-    seeds: Annotated[str | None, typer.Option(help="How many, or which; default: the preset's.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many seeds, or which; default: the preset's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only columns that have this in their names.")] = None,
     jobs: Jobs = None,
     out: Annotated[
@@ -155,9 +169,9 @@ def reproduce(
     if preset is None:
         _print_presets()
         return
-    numbers = None if seeds is None else parse_seeds(seeds)
+    seed_list = None if seeds is None else parse_seeds(seeds)
     given = parse_pairs(settings or [])
-    plan = reproductions.plan(preset, size=size.value, seeds=numbers, only=only or (), given=given)
+    plan = reproductions.plan(preset, size=size.value, seeds=seed_list, only=only or (), given=given)
     folder = out or Path("runs") / reproductions.folder_name(preset, size.value)
     _reproduce(plan, writing_to(folder), jobs)
 

@@ -1,4 +1,4 @@
-"""The commands that list what there is: methods, models, settings, data."""
+"""The commands that list methods, models, settings and data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .options import Config, Pairs, given_settings
 
 
 def methods() -> None:
-    """List the methods: paper, what each is made of, and its settings."""
+    """List the methods, each with its paper, its parts and its settings."""
     from ..methods import available, registry
 
     table = Table("method", "what it does", "parts", "settings")
@@ -30,7 +30,7 @@ def methods() -> None:
 
 
 def _parts(method: Any) -> dict[str, str]:
-    """The parts of a method, in a word or two each; where they depend on settings, those of the defaults."""
+    """The parts of a method with its default settings, in a word or two each."""
     exchange, predict = method.exchange, method.predict
     tuned = f" after {predict.tuning} epochs of tuning" if predict.tuning else ""
     reduce = type(method.reduce).__name__.lower()
@@ -116,12 +116,12 @@ def show_data(
 
     console = make_console()
     chosen = resolve("local", given_settings(config, settings))
-    held = prepare_data(chosen)
-    console.print(counts_table(held.class_counts(), held.class_names))
-    place = picture or Path("runs") / f"clients-{getattr(chosen.data, 'name', 'data')}-{chosen.partition.name}.png"
+    federated = prepare_data(chosen)
+    console.print(counts_table(federated.class_counts(), federated.class_names))
+    file = picture or Path("runs") / f"clients-{getattr(chosen.data, 'name', 'data')}-{chosen.partition.name}.png"
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        draw_counts(held.class_counts(), held.class_names, place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draw_counts(federated.class_counts(), federated.class_names, file)
     except OSError as error:
-        raise ProtofedError(f"--picture {place}: cannot be written ({error.strerror})") from None
-    console.print(f"picture: {place}", soft_wrap=True)
+        raise ProtofedError(f"--picture {file}: cannot be written ({error.strerror})") from None
+    console.print(f"picture: {file}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Which client has which model: one for all, or a mix that meets in one embedding space."""
+"""The models of the clients: one for all, or several that share one embedding space."""
 
 from __future__ import annotations
 
@@ -22,26 +22,44 @@ IMAGES, OTHERS = 512, 128  # FedPAGR's widths of the common space, for images an
 
 
 def parse(entry: str) -> tuple[str, dict[str, Any]]:
-    """`name`, `name?key=value&key=value` or `bert:PATH?…`: a model's name and its options."""
+    """Read a model as a setting names it.
+
+    Args:
+        entry: `name`, `name?key=value&key=value` or `bert:PATH?…`.
+
+    Returns:
+        The model's name and its options.
+
+    >>> parse("mlp?hidden=64")
+    ('mlp', {'hidden': 64})
+    """
     name, options = parse_choice(entry, "model")
     name, colon, path = name.partition(":")
     return name, {**({"path": path} if colon else {}), **options}
 
 
 def make(entry: str) -> ModelSpec:
+    """Make the specification of a model from the text of a setting: `make("mlp?hidden=64")`."""
     name, options = parse(entry)
     return models.registry.make(name, options)
 
 
 def labels(entries: Sequence[str]) -> list[str]:
-    """What each is called in results: its name, or all that was written where names repeat."""
+    """The names of models in results: a model's name, or the whole entry where names repeat.
+
+    >>> labels(["cnn", "mlp"]), labels(["mlp?hidden=64", "mlp?hidden=32"])
+    (['cnn', 'mlp'], ['mlp?hidden=64', 'mlp?hidden=32'])
+    """
     names = [parse(entry)[0] for entry in entries]
     return names if len(set(names)) == len(names) else list(entries)
 
 
 @dataclass(frozen=True)
 class Architectures:
-    """Client c has `specs[owner[c]]`, which results call `labels[owner[c]]`. The projection is settled."""
+    """The models of all clients. Client c has `specs[owner[c]]`, which results call `labels[owner[c]]`.
+
+    `projection` and `dim` are what was chosen where the settings left it open.
+    """
 
     specs: tuple[ModelSpec, ...]
     labels: tuple[str, ...]
@@ -51,11 +69,12 @@ class Architectures:
 
     @property
     def of_clients(self) -> tuple[str, ...]:
-        return tuple(self.labels[which] for which in self.owner)
+        """The label of each client's model."""
+        return tuple(self.labels[index] for index in self.owner)
 
 
 def capabilities(settings: Settings, data: FederatedData) -> list[float]:
-    """One number per client; without any given, how much training data it has."""
+    """The capability of each client: the setting's numbers, or without them its number of training samples."""
     given = settings.general.capability
     if not given:
         return [float(len(c.labelled)) for c in data.clients]
@@ -65,15 +84,24 @@ def capabilities(settings: Settings, data: FederatedData) -> list[float]:
 
 
 def architectures(settings: Settings, data: FederatedData) -> Architectures:
+    """Assign models to clients, and choose the projection that lets several models share one embedding space.
+
+    Args:
+        settings: The settings of the run.
+        data: The data of all clients.
+
+    Returns:
+        The model of every client.
+    """
     g = settings.general
     clients = len(data.clients)
     if not g.models:
-        one: Any = settings.model
-        specs, names, owner = [one], [one.name], [0] * clients
+        model: Any = settings.model
+        specs, names, owner = [model], [model.name], [0] * clients
     else:
         if len(g.models) > clients:
             raise ProtofedError(f"models: {len(g.models)} for {clients} clients; expected at most one for each")
-        chosen = [g.models[place * len(g.models) // clients] for place in _ranks(settings, data)]
+        chosen = [g.models[rank * len(g.models) // clients] for rank in _ranks(settings, data)]
         if g.assignment == "round-robin":
             chosen = [g.models[c % len(g.models)] for c in range(clients)]
         used = [entry for entry in dict.fromkeys(g.models) if entry in chosen]
@@ -91,23 +119,23 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
 
 
 def _check_tokens(spec: ModelSpec, settings: Settings) -> None:
-    """Token numbers mean something to the encoder they were made for, and nothing to another."""
+    """Raise an error where the tokens were not made for the encoder: another encoder cannot interpret them."""
     tokenizer = getattr(settings.data, "tokenizer", None)
     if not isinstance(spec, Bert) or tokenizer is None:
         return
     hashed = tokenizer.startswith("hash:")
     if hashed != (spec.path == "tiny") or (not hashed and tokenizer != spec.path):
-        wanted = "hash:8192" if spec.path == "tiny" else spec.path
-        raise ProtofedError(f"model bert with path={spec.path} needs data.tokenizer={wanted}; it is {tokenizer}")
+        expected = "hash:8192" if spec.path == "tiny" else spec.path
+        raise ProtofedError(f"model bert with path={spec.path} needs data.tokenizer={expected}; it is {tokenizer}")
 
 
 def _ranks(settings: Settings, data: FederatedData) -> list[int]:
-    """Each client's place from the weakest to the strongest."""
+    """Each client's rank from the weakest to the strongest."""
     return torch.tensor(capabilities(settings, data)).argsort(stable=True).argsort().tolist()
 
 
 def _projection(settings: Settings, data: FederatedData, specs: Sequence[ModelSpec]) -> tuple[str, int]:
-    """What stands between encoder and head, and how wide it is: what a method or a mix of models needs."""
+    """The projection between encoder and head that the settings, the method or a mix of models need, and its width."""
     kind: str = settings.general.projection
     dim = settings.general.dim
     if kind == "auto":
@@ -119,9 +147,9 @@ def _projection(settings: Settings, data: FederatedData, specs: Sequence[ModelSp
     if kind == "none" and len(specs) > 1:
         widths = [_width(spec, data) for spec in specs]
         if len(set(widths)) > 1:
-            given = ", ".join(f"{spec.name} {width}" for spec, width in zip(specs, widths, strict=True))
+            listing = ", ".join(f"{spec.name} {width}" for spec, width in zip(specs, widths, strict=True))
             raise ProtofedError(
-                f"clients meet in one embedding space, but these models' have different widths ({given}); "
+                f"clients meet in one embedding space, but these models' have different widths ({listing}); "
                 "use projection=linear or projection=consensus"
             )
     if kind == "none" or dim:

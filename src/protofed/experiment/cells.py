@@ -1,4 +1,4 @@
-"""Running the cells of a comparison: one after another, or side by side in processes of their own.
+"""Run the cells of a comparison one after another, or side by side in processes of their own.
 
 A cell that fails does not stop the others. A process that is killed (by the kernel when memory is short, or by a person)
 is started again, and its run goes on from its last checkpoint.
@@ -31,14 +31,14 @@ from .settings import Settings
 
 log = logging.getLogger("protofed")
 
-PATIENCE = 0.5  # seconds between two looks at whether the parent is still there
+PATIENCE = 0.5  # seconds between two checks of whether the parent process still runs
 TRIES = 3  # of a cell whose process is killed
 LEAVE = 10.0  # seconds that a process has to end by itself
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one cell is: sent to whoever watches after every round, and when the cell has failed."""
+    """The progress of one cell, which a watcher gets after every round and when the cell has failed."""
 
     cell: str
     round: int
@@ -46,9 +46,9 @@ class Progress:
     loss: float | None
     accuracy: float | None
     by: Literal["head", "accuracy"] = "head"
-    """What the accuracy is: by the head, or in the method's own way where it trains none."""
+    """The prediction of the accuracy: by head, or the method's own where it trains no head."""
     failed: str | None = None
-    """Why the cell has failed, if it has; nothing more comes of it then."""
+    """Why the cell has failed, if it has; this is then its last progress."""
 
 
 Watch = Callable[[Progress], None]
@@ -67,9 +67,10 @@ class Cell:
 
     name: str
     settings: Settings
-    place: Path | None
+    folder: Path | None
 
     def failed(self, reason: str) -> Progress:
+        """The progress that says that this cell has failed."""
         rounds = self.settings.general.rounds
         return Progress(self.name, rounds, rounds, None, None, failed=reason)
 
@@ -77,13 +78,13 @@ class Cell:
 def run_cells(
     settings: Mapping[str, Settings], folder: Path | None, jobs: int | None = None, watch: Watch | None = None
 ) -> Iterator[tuple[str, Result | Failure]]:
-    """Run cells, or what is left of them.
+    """Run cells, or the rounds that are left of them.
 
     Args:
-        settings: of each cell, by its name.
-        folder: where each cell has a folder of its own name; none: nothing is written.
-        jobs: how many run at a time; none: as many as there are cores for.
-        watch: is told of each round.
+        settings: The settings of each cell, by its name.
+        folder: The folder in which each cell has a folder of its own name; None writes nothing.
+        jobs: The number of runs at a time; None takes as many as there are cores for.
+        watch: A function that is called with the progress of a cell after each round.
 
     Returns:
         An iterator over the cells' names and results, in the order in which they end. Closing it stops what runs.
@@ -95,27 +96,27 @@ def run_cells(
         jobs = 1
     share = max(1, cores() // jobs)
     cells = [
-        Cell(name, _within(own, share), None if folder is None else folder / name) for name, own in settings.items()
+        Cell(name, _within(one, share), None if folder is None else folder / name) for name, one in settings.items()
     ]
     return _one_by_one(cells, watch) if jobs == 1 else _side_by_side(cells, jobs, watch)
 
 
 def _within(settings: Settings, share: int) -> Settings:
-    """Each run has its share of the cores for workers, unless the settings say how many; results do not depend on it."""
+    """The settings with a share of the cores for workers, unless they say how many. Results do not depend on it."""
     return settings.with_engine(replace(settings.engine, workers=settings.engine.workers or share))
 
 
 # --- one cell ---------------------------------------------------------------------------------------------------------
 def _attempt(cell: Cell, watch: Watch | None) -> Result | Failure:
-    """Run one cell; what goes wrong in it is its failure, but what goes wrong in `watch` is the caller's."""
-    of_watch: list[Exception] = []
+    """Run one cell. An error in it is its failure; an error in `watch` is raised to the caller."""
+    watch_errors: list[Exception] = []
 
     def tell(progress: Progress) -> None:
         try:
             if watch is not None:
                 watch(progress)
         except Exception as error:
-            of_watch.append(error)
+            watch_errors.append(error)
             raise
 
     try:
@@ -123,7 +124,7 @@ def _attempt(cell: Cell, watch: Watch | None) -> Result | Failure:
     except ProtofedError as error:
         reason = _one_line(str(error))
     except Exception as error:
-        if error in of_watch:
+        if error in watch_errors:
             raise
         log.debug("%s", cell.name, exc_info=True)
         reason = _one_line(f"{type(error).__name__}: {error}")
@@ -141,21 +142,22 @@ def _run_cell(cell: Cell, tell: Watch) -> Result:
     def report(record: Record, rounds: int) -> None:
         nonlocal last
         last = record.round
-        tell(Progress(cell.name, record.round, rounds, record.loss, *_shown(record.metrics)))
+        tell(Progress(cell.name, record.round, rounds, record.loss, *_accuracy(record.metrics)))
 
-    place = cell.place
-    if place is not None and (place / "settings.toml").is_file():
+    folder = cell.folder
+    if folder is not None and (folder / "settings.toml").is_file():
         data = cell.settings.data
-        result = resume(place, data=data if isinstance(data, Dataset) else None, watch=report)
+        result = resume(folder, data=data if isinstance(data, Dataset) else None, watch=report)
     else:
-        result = run(cell.settings, out=place, watch=report)
+        result = run(cell.settings, out=folder, watch=report)
     rounds = cell.settings.general.rounds
     if last < rounds:  # nothing was left to run
-        tell(Progress(cell.name, rounds, rounds, None, *_shown(result.summary["last_round"])))
+        tell(Progress(cell.name, rounds, rounds, None, *_accuracy(result.summary["last_round"])))
     return result
 
 
-def _shown(metrics: Mapping[str, Any]) -> tuple[float | None, Literal["head", "accuracy"]]:
+def _accuracy(metrics: Mapping[str, Any]) -> tuple[float | None, Literal["head", "accuracy"]]:
+    """The accuracy by head, or the method's own where it trains no head, and which of the two it is."""
     head = metrics.get("accuracy_head")
     return (metrics["accuracy"], "accuracy") if head is None and "accuracy" in metrics else (head, "head")
 
@@ -172,7 +174,7 @@ def _side_by_side(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator
 
 
 def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
-    """A process for each cell, so that one that dies takes no other with it, and its memory goes with it."""
+    """Run each cell in a process of its own: one that dies ends no other, and its memory is freed with it."""
     waiting, tries = deque(cells), Counter[str]()
     running: dict[Any, tuple[Cell, Any]] = {}  # by the pipe through which a process sends
     ready: Any
@@ -213,20 +215,20 @@ def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tu
                 if watch is not None:
                     watch(cell.failed(reason))
                 yield cell.name, Failure(reason)
-    except Stopped:  # SIGTERM: every run finishes its round
+    except Stopped:  # after SIGTERM every run finishes its round
         graceful = True
         raise
     finally:
-        for _, process in running.values():  # of a comparison that is stopped: nobody will see their results
+        for _, process in running.values():  # the comparison is stopped, so nobody would read their results
             process.terminate() if graceful else process.kill()
         for _, process in running.values():
             process.join()
 
 
 def _begin(cell: Cell) -> tuple[connection.Connection, Any]:
-    """Start a cell's process: forked where possible, which is quick, and a person's own methods and data are there.
+    """Start a cell's process. It is forked where possible, which is quick and keeps methods and data of a person's own.
 
-    Messages come through a pipe: queues need semaphores, for which a small `/dev/shm` has no room.
+    Messages come through a pipe, because queues need semaphores, for which a small `/dev/shm` has no room.
     """
     context = multiprocessing.get_context("fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn")
     messages, end = context.Pipe(duplex=False)
@@ -242,7 +244,7 @@ def _begin(cell: Cell) -> tuple[connection.Connection, Any]:
 
 
 def _receive(messages: Any) -> Any:
-    """The next message; none where the process died before its last one was whole."""
+    """The next message, or None where the process died before it had sent all of it."""
     try:
         return messages.recv()
     except (EOFError, OSError):
@@ -257,15 +259,16 @@ def _join(process: Any) -> None:
 
 
 def _death(code: int | None) -> str:
+    """The reason why a process ended without a result."""
     if code is not None and code < 0:
         return f"its process was killed by {signal.Signals(-code).name}"
     return f"its process ended with code {code} and no result"
 
 
 def _work(parent: int, cell: Cell, messages: connection.Connection) -> None:
-    """What a cell's process does.
+    """Run a cell in its process, and send its progress and its result to the parent.
 
-    The run is in a thread of its own: OpenMP's other threads did not survive the fork, and the main thread would wait
+    The run is in a thread of its own: OpenMP's other threads do not survive the fork, and the main thread would wait
     for them where the parent has computed with several.
     """
     signal.signal(
@@ -282,7 +285,7 @@ def _work(parent: int, cell: Cell, messages: connection.Connection) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """A run that outlives a killed comparison would write into the folder that `resume` is at work on."""
+    """End this process when its parent has ended: otherwise it would write into a folder that `resume` has taken over."""
     while os.getppid() == parent:
         time.sleep(PATIENCE)
     os._exit(1)

@@ -1,6 +1,6 @@
-"""A comparison: variants × seeds, each cell a run of its own with its own folder, as many at a time as there are cores.
+"""Comparisons: every variant is run with every seed, each as a run with its own folder, several at a time.
 
-`compare` has the variants that are listed; `sweep` has their product with axes.
+`compare` runs the variants that are listed; `sweep` runs their product with axes.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ log = logging.getLogger("protofed")
 
 @dataclass(frozen=True)
 class Comparison:
-    """Results by label of the variant, one for each seed whose run has finished.
+    """The results of a comparison.
 
-    `failures` has the reasons of the runs that failed, by the name of the cell: `fedavg-seed1234`.
+    Attributes:
+        results: By the label of the variant, one result for each seed whose run has finished.
+        folder: The comparison's folder; None where nothing was written.
+        variants: The variants.
+        columns: The columns of the tables, where a person has chosen them.
+        failures: By the name of the cell, such as `fedavg-seed1234`, why its run failed.
+        seeds: The seeds.
     """
 
     results: dict[str, list[Result]]
@@ -62,10 +68,11 @@ class Comparison:
     seeds: list[int] = field(default_factory=list)
 
     def summaries(self) -> dict[str, list[dict[str, Any]]]:
+        """The summaries of the finished runs, by the label of the variant."""
         return {label: [r.summary for r in runs] for label, runs in self.results.items()}
 
     def failed(self) -> dict[str, str]:
-        """Every run that is worth nothing, and why: those that failed, and those in which all clients were dropped."""
+        """By the name of the cell, why a run has no usable figures: it failed, or no client returned anything to the end."""
         empty = {
             variant.cell(result.summary["seed"]): result.failure
             for variant in self.variants
@@ -75,7 +82,7 @@ class Comparison:
         return {**self.failures, **empty}
 
     def rows(self) -> list[Row]:
-        """The lines of a table."""
+        """The lines of a table, one for each variant."""
         return [
             Row(v.label, v.method, v.settings, runs, failures_of(v, self.seeds, self.failures))
             for v in self.variants
@@ -95,21 +102,23 @@ def compare(
     columns: Sequence[str] | None = None,
     **given: Any,
 ) -> Comparison:
-    """Run every method with every seed under the same settings: `compare(["fedavg", "fedsap"], rounds=20)`.
+    """Run every method with every seed under the same settings.
 
     Args:
-        names: methods. One may have a label and settings of its own: `"upper bound=fedavg?labels=all"`.
-        local: whether Local is run beside them.
-        seeds: `3` means three from `seed` on; a list says which.
-        out: the folder to write, which must not exist yet; without it nothing is written.
-        jobs: runs at a time; by default as many as there are cores.
-        watch: is told of each round of each run.
-        config: one file of settings or several; later ones go over earlier ones, and keywords over all.
-        columns: the columns of the tables that are written.
-        given: settings, as on the command line.
+        names: The methods. One may have a label and settings of its own: `"upper bound=fedavg?labels=all"`.
+        local: Whether Local is run beside them.
+        seeds: The number of seeds, counted from the setting `seed`, or a list of seeds.
+        out: The folder to write, which must not exist yet; None writes nothing.
+        jobs: The number of runs at a time; None takes as many as there are cores.
+        watch: A function that is called with the progress of a run after each of its rounds.
+        config: One file of settings or several; later ones override earlier ones, and keywords override all.
+        columns: The columns of the tables that are written; None takes the default ones.
+        **given: Settings, as on the command line.
 
     Returns:
         The results of the runs that finished, and why the others failed. An error is raised where all of them failed.
+
+    Example: `compare(["fedavg", "fedsap"], data="digits", rounds=20).rows()`
     """
     grid = make_grid(names, local=local, seeds=seeds, config=config, columns=columns, given=given)
     return run_grid(grid, out=out, jobs=jobs, watch=watch)
@@ -127,29 +136,58 @@ def sweep(
     columns: Sequence[str] | None = None,
     **given: Any,
 ) -> Comparison:
-    """Run every method with every combination of values and every seed: `sweep(["fedsap"], over={"lr": [0.01, 0.1]})`.
+    """Run every method with every combination of values and every seed.
 
     Args:
-        names: methods, as `compare` has them.
-        over: the axes, any key with its values. A method that an axis does not speak to (`fedsap.scale`) is run once
-            for all its values.
-        seeds, out, jobs, watch, config, columns, given: as `compare` has them.
+        names: The methods, as for `compare`.
+        over: The axes: keys with their values. A method that an axis does not apply to (`fedsap.scale` and FedAvg) is
+            run once for all its values.
+        seeds: As for `compare`.
+        out: As for `compare`.
+        jobs: As for `compare`.
+        watch: As for `compare`.
+        config: As for `compare`; a file may hold axes in its table `[sweep]`.
+        columns: As for `compare`.
+        **given: As for `compare`.
 
     Returns:
-        As `compare` does.
+        The results of the runs that finished, and why the others failed, as for `compare`.
+
+    Example: `sweep(["fedsap"], over={"lr": [0.01, 0.1]}, data="digits")`
     """
     grid = make_grid(names, over=over or {}, seeds=seeds, config=config, columns=columns, given=given)
     return run_grid(grid, out=out, jobs=jobs, watch=watch)
 
 
 def run_grid(grid: Grid, *, out: str | Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
-    """Run all cells of a grid, in a new folder where one is named."""
+    """Run all cells of a grid.
+
+    Args:
+        grid: The variants, seeds and settings.
+        out: The folder to write, which must not exist yet; None writes nothing.
+        jobs: The number of runs at a time; None takes as many as there are cores.
+        watch: A function that is called with the progress of a run after each of its rounds.
+
+    Returns:
+        The results.
+    """
     folder = None if out is None else ComparisonFolder.create(Path(out), grid.record())
     return _run_in(folder, grid, jobs, watch)
 
 
 def resume_comparison(folder: Path, *, jobs: int | None = None, watch: Watch | None = None) -> Comparison:
-    """Finish a comparison that was stopped: finished runs are kept, begun ones resumed, failed ones tried again."""
+    """Finish a comparison that was stopped: finished runs are kept, begun ones resumed, and failed ones tried again.
+
+    Args:
+        folder: The comparison's folder.
+        jobs: The number of runs at a time; None takes as many as there are cores.
+        watch: A function that is called with the progress of a run after each of its rounds.
+
+    Returns:
+        The results of all runs.
+
+    Example: `resume_comparison(Path("runs/digits"))`
+    """
     if is_archive(folder):
         raise ProtofedError(f"{folder}: an archive of a comparison; there is nothing in it to go on from")
     grid = read_comparison(folder)
@@ -175,21 +213,21 @@ def _run(grid: Grid, folder: ComparisonFolder | None, jobs: int | None, watch: W
     failures = {} if folder is None else {k: v for k, v in folder.failures().items() if k in grid.cells}
     with closing(run_cells(grid.cells, None if folder is None else folder.path, jobs, watch)) as outcomes:  # type: ignore[type-var]
         for cell, outcome in outcomes:
-            before = failures.pop(cell, None)
+            earlier_reason = failures.pop(cell, None)
             if isinstance(outcome, Failure):
                 log.warning("%s failed: %s", cell, outcome.reason)
                 failures[cell] = outcome.reason
             else:
                 results[cell] = outcome
-            if folder is not None and failures.get(cell) != before:
+            if folder is not None and failures.get(cell) != earlier_reason:
                 folder.write_failures(failures)
     if not results:
         cell, reason = next(iter(failures.items()))
         raise ProtofedError(f"{cell}: {reason}" + (f" (all {len(failures)} runs failed)" if len(failures) > 1 else ""))
-    found = {v.label: [results[c] for seed in grid.seeds if (c := v.cell(seed)) in results] for v in grid.variants}
+    by_label = {v.label: [results[c] for seed in grid.seeds if (c := v.cell(seed)) in results] for v in grid.variants}
     failures = {cell: failures[cell] for cell in grid.cells if cell in failures}
     comparison = Comparison(
-        found, None if folder is None else folder.path, grid.variants, grid.columns, failures, grid.seeds
+        by_label, None if folder is None else folder.path, grid.variants, grid.columns, failures, grid.seeds
     )
     if folder is not None:
         _write_tables(comparison, folder.path)
@@ -203,14 +241,14 @@ def _write_tables(result: Comparison, folder: Path) -> None:
     write_atomically(folder / "table.tex", comparison_latex(rows, columns).encode())
 
 
-# --- what a folder holds ----------------------------------------------------------------------------------------------
+# --- reading a folder -------------------------------------------------------------------------------------------------
 def is_comparison(folder: Path) -> bool:
-    """Whether a folder is a comparison's."""
+    """Whether a folder is the folder of a comparison."""
     return ComparisonFolder(folder).exists()
 
 
 def read_comparison(folder: Path) -> Grid:
-    """The grid that a folder was begun with."""
+    """Read the grid that a comparison was started with from its folder."""
     record = ComparisonFolder(folder).read_whole()
     cells = {cell: resolve(None, given) for cell, given in record.settings.items()}
     return Grid(record.variants, record.seeds, cells, record.columns)

@@ -1,7 +1,7 @@
-"""The general settings: groups of keys, each defined once where it is used, and all of them side by side.
+"""The general settings: groups of keys, each of which is defined once, and `General`, which has all of them.
 
-How a client trains, how samples are augmented and which engine trains are groups of the rooms below; the others are
-here. A field has its type with its bounds, its description, and its default. `General` has the fields of all groups as
+The groups for local training, augmentation and engines are defined in the rooms that use them, and the others here. A
+field has a type with bounds, a description and a default. `General` has the fields of all groups as
 flat keys, in the order in which `settings.toml` lists them.
 """
 
@@ -23,7 +23,7 @@ G = TypeVar("G")
 
 @dataclass(frozen=True)
 class FederationSettings(RunLength):
-    """Who takes part, for how long, and the seed of all random draws."""
+    """The clients that take part, the number of rounds, and the seed of all random draws."""
 
     clients: Annotated[int, Field(ge=0, description="number of clients; 0 with partition=natural: one for each id")] = (
         20
@@ -40,18 +40,20 @@ class FederationSettings(RunLength):
 
 @dataclass(frozen=True)
 class ArchitectureSettings:
-    """Who has which model, and what stands between encoder and head."""
+    """The models of the clients, and the projection between encoder and head."""
 
     initial: Annotated[
         Literal["same", "own"], Field(description="same: all clients start from one model; own: each from its own")
     ] = "same"
     models: Annotated[
         tuple[str, ...],
-        Field(description="several models in place of one: dealt round, or one for each client (cnn,mlp?embedding=32)"),
+        Field(
+            description="several models in place of one, assigned round-robin or by capability (cnn,mlp?embedding=32)"
+        ),
     ] = ()
     assignment: Annotated[
         Literal["round-robin", "capability"],
-        Field(description="how models are dealt: round-robin, or capability (the first listed to the weakest)"),
+        Field(description="how models are assigned: round-robin, or capability (the first listed to the weakest)"),
     ] = "round-robin"
     capability: Annotated[
         tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...],
@@ -73,7 +75,7 @@ class ArchitectureSettings:
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """What is held out, who has labels, and what is done to an upload."""
+    """The held-out samples, the holders of labels, and the filters of uploads."""
 
     test: Annotated[
         Literal["central", "local"],
@@ -112,18 +114,18 @@ class SplitSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """Where a run starts from, and what is measured and written."""
+    """The start of a run, and what is measured and written."""
 
     start_from: Annotated[
         str, Field(description="folder of a finished run whose server and clients this run starts from")
     ] = ""
     track: Annotated[
         Literal["", "tensorboard", "mlflow", "wandb"],
-        Field(description="also tell tensorboard, mlflow or wandb about each round (needs an --out folder)"),
+        Field(description="also send each round to tensorboard, mlflow or wandb (needs an --out folder)"),
     ] = ""
     silhouette: Annotated[bool, Field(description="measure the embedding space at each evaluation")] = True
     snapshots: Annotated[
-        int, Field(ge=0, description="of how many evaluations embeddings are kept, for pictures; 0: none")
+        int, Field(ge=0, description="the number of evaluations whose embeddings are kept for pictures; 0: none")
     ] = 8
     evaluate_every: Annotated[int, Field(ge=1, description="evaluate every so many rounds, and at the last")] = 1
     candidates: Annotated[
@@ -156,20 +158,25 @@ class General(  # fields come from the last base to the first
             self.group(kind)  # a group's own check of keys that contradict each other
 
     def group(self, kind: type[G]) -> G:
-        """One group by itself: `general.group(LocalSettings)`."""
+        """The settings of one group: `general.group(LocalSettings)`."""
         return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
-class Described(NamedTuple):
-    """What there is to say of one key."""
+class KeyDescription(NamedTuple):
+    """The default of a key, and one line that says what it is."""
 
     default: Any
     description: str
 
 
-def general_keys() -> dict[str, Described]:
-    """Every general key with its default and its description, in the order of `settings.toml`."""
+def general_keys() -> dict[str, KeyDescription]:
+    """Every general key with its default and its description, in the order of `settings.toml`.
+
+    >>> general_keys()["seed"].default
+    1234
+    """
     hints = typing.get_type_hints(General, include_extras=True)
     return {
-        f.name: Described(f.default, hints[f.name].__metadata__[0].description) for f in dataclasses.fields(General)
+        f.name: KeyDescription(f.default, hints[f.name].__metadata__[0].description)
+        for f in dataclasses.fields(General)
     }

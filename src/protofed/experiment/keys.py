@@ -1,7 +1,7 @@
-"""Keys as people write them: flat or nested, in full or short, and whom each one belongs to.
+"""The keys of settings, flat or nested, in full or short, and the choice that each one belongs to.
 
 A key may be written in full (`partition.way=3`) or short (`way=3`) where only one of the four choices has it. A method
-may also be named (`fedsap.scale=16`), which in a comparison speaks to that method alone.
+may also be named (`fedsap.scale=16`); in a comparison the key then applies to that method alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,18 @@ MOST = 5  # names that a hint lists
 
 # --- flat and nested --------------------------------------------------------------------------------------------------
 def flatten(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as keys with dots: `{"partition": {"way": 3}}` is `{"partition.way": 3}`."""
+    """Write nested tables as keys with dots.
+
+    Args:
+        given: Keys and values, flat or nested.
+        prefix: What every key begins with.
+
+    Returns:
+        Values by their whole keys.
+
+    >>> flatten({"partition": {"way": 3}})
+    {'partition.way': 3}
+    """
     flat: dict[str, Any] = {}
     for key, value in given.items():
         if isinstance(value, Mapping):
@@ -47,7 +58,19 @@ def flatten(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def combine(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of `over` on top of those of `base`. Another choice by name leaves the old choice's settings behind."""
+    """Combine two sets of keys.
+
+    Args:
+        base: Keys and values, flat or nested.
+        over: Keys and values that override those of `base`. Where it chooses another method, data set, partition or
+            model, the settings of the earlier choice are dropped.
+
+    Returns:
+        Flat keys and their values.
+
+    >>> combine({"lr": 0.1, "data": "digits"}, {"lr": 0.05})
+    {'lr': 0.05, 'data': 'digits'}
+    """
     low, high = flatten(base), flatten(over)
     for kind in REGISTRIES:
         name = high.get(kind, high.get(f"{kind}.name"))
@@ -59,16 +82,24 @@ def combine(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Flat keys, with `partition.name` written as `partition`."""
+    """Flatten keys, and write `partition.name` as `partition`.
+
+    >>> plain({"partition": {"name": "iid"}})
+    {'partition': 'iid'}
+    """
     return {
         key.removesuffix(".name") if key.removesuffix(".name") in REGISTRIES else key: value
         for key, value in flatten(given).items()
     }
 
 
-# --- whom a key belongs to --------------------------------------------------------------------------------------------
+# --- the owner of a key -----------------------------------------------------------------------------------------------
 def owner(key: str) -> tuple[str, str]:
-    """Whom a key names, if anybody, and the rest: `fedsap.scale`, `method.scale`, `scale`."""
+    """The choice or the method that a key names, or an empty text, and the rest of the key.
+
+    >>> owner("fedsap.scale"), owner("method.scale"), owner("scale")
+    (('fedsap', 'scale'), ('method', 'scale'), ('', 'scale'))
+    """
     head, _, rest = key.partition(".")
     if rest and head in REGISTRIES:
         return head, rest
@@ -77,15 +108,19 @@ def owner(key: str) -> tuple[str, str]:
     return "", key
 
 
-def same(one: str, other: str) -> bool:
-    """Whether two keys may set the same thing, however they are written."""
+def same_setting(one: str, other: str) -> bool:
+    """Whether two keys, in full or short, may be the same setting.
+
+    >>> same_setting("way", "partition.way"), same_setting("fedsap.scale", "fedproto.scale")
+    (True, False)
+    """
     (first, a), (second, b) = owner(one), owner(other)
     of_methods = "method" in (first, second) and all(o == "method" or o in methods.registry for o in (first, second))
     return a == b and (first == second or not first or not second or of_methods)
 
 
 def is_key(key: str) -> bool:
-    """Whether anything has a setting of this name."""
+    """Whether there is a setting of this name, general or of a method, data set, partition or model."""
     head, _, rest = key.partition(".")
     known = {*GENERAL, *REGISTRIES, *(option for registry in REGISTRIES.values() for option in _all_options(registry))}
     return head in known or (rest != "" and head in methods.registry)
@@ -95,19 +130,19 @@ def _all_options(registry: Registry[Any]) -> set[str]:
     return {option for name in registry for option in registry.options(name)}
 
 
-def place(
+def find_group(
     key: str, known: Mapping[str, set[str]], chosen: Mapping[str, Any], others: Mapping[str, set[str]]
 ) -> tuple[str, str]:
     """Find the group a key belongs to.
 
     Args:
-        key: as a person wrote it.
-        known: the settings of each of the four choices.
-        chosen: the names of the four choices.
-        others: the settings of further methods of a comparison.
+        key: The key as a person wrote it.
+        known: The settings of each of the four choices.
+        chosen: The names of the four choices.
+        others: The settings of further methods of a comparison.
 
     Returns:
-        The group and the key's name in it; an empty group where the key speaks to another method of a comparison.
+        The group and the key's name in it; the group is empty where the key belongs to another method of a comparison.
     """
     head, _, rest = key.partition(".")
     if rest and head in REGISTRIES:
@@ -131,38 +166,41 @@ def place(
     raise unknown_setting(key, chosen, {n for names in (*known.values(), *others.values()) for n in names})
 
 
-# --- what to say of a key that is not there ---------------------------------------------------------------------------
+# --- errors for unknown keys ------------------------------------------------------------------------------------------
 def unknown_setting(key: str, chosen: Mapping[str, Any], options: Iterable[str]) -> ProtofedError:
-    """The error of a key that nothing here has: whose it is, or what was perhaps meant.
+    """The error for a key that none of the choices has. It names the owners of such a key, or similar keys.
 
     Args:
-        key: as a person wrote it.
-        chosen: the names of the four choices; a choice that is not made by name is left out.
-        options: the settings that would have been understood, beside the general ones.
+        key: The key as a person wrote it.
+        chosen: The names of the four choices; a choice that is not made by name is left out.
+        options: The settings that are known, beside the general ones.
+
+    Returns:
+        The error, for the caller to raise.
     """
     head = owner(key)[1].partition(".")[0]
     if head in PARTS and key == head:
         return _fixed_part(head, chosen["method"])
-    places = [text for kind in REGISTRIES if (text := _whose(head, kind, chosen.get(kind)))]
-    if places:
-        return ProtofedError(f"unknown setting {key!r} here: {'; or '.join(places)}")
+    owners = [text for kind in REGISTRIES if (text := _owners_text(head, kind, chosen.get(kind)))]
+    if owners:
+        return ProtofedError(f"unknown setting {key!r} here: {'; or '.join(owners)}")
     near = nearest(key, {*GENERAL, *REGISTRIES, *options}, 3)
-    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return ProtofedError(f"unknown setting {key!r}; {meant}`protofed settings` lists the general ones")
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return ProtofedError(f"unknown setting {key!r}; {hint}`protofed settings` lists the general ones")
 
 
-def _whose(head: str, kind: str, chosen: Any) -> str:
-    """Which entries of a registry have a setting, in a few words; nothing where none has it."""
+def _owners_text(head: str, kind: str, chosen: Any) -> str:
+    """The entries of a registry that have a setting, as part of a sentence; an empty text where none has it."""
     registry = REGISTRIES[kind]
-    having = [name for name in registry if head in registry.options(name)]
-    if not having:
+    owners = [name for name in registry if head in registry.options(name)]
+    if not owners:
         return ""
-    more = f" and {len(having) - MOST} more" if len(having) > MOST else ""
+    more = f" and {len(owners) - MOST} more" if len(owners) > MOST else ""
     if kind == "method":
-        return f"it is a setting of {_listed(having[:MOST], 'and')}{more}, not of {chosen}"
+        return f"it is a setting of {_listed(owners[:MOST], 'and')}{more}, not of {chosen}"
     if kind == "model" and chosen is None:
-        return f"each of several models has its own: models={having[0]}?{head}=…"
-    needed = _listed([f"{kind}={name}" for name in having[:MOST]], "or")
+        return f"each of several models has its own: models={owners[0]}?{head}=…"
+    needed = _listed([f"{kind}={name}" for name in owners[:MOST]], "or")
     return f"it needs {needed}{more}, and {kind} is {chosen if isinstance(chosen, str) else 'given in memory'}"
 
 
@@ -171,27 +209,31 @@ def _listed(names: Sequence[str], last: str) -> str:
 
 
 def _fixed_part(part: str, method: str) -> ProtofedError:
-    having = [name for name in methods.available() if part in methods.registry.options(name)]
-    why = ""
+    """The error for a part that is not a setting of this method."""
+    owners = [name for name in methods.available() if part in methods.registry.options(name)]
+    reason = ""
     if part == "reduce":
-        made = methods.registry.make(method)
-        if not made.exchange.up:
-            why = " (its clients send nothing)"
-        elif not made.reduce.additive:
-            why = " (it needs each upload by itself)"
+        instance = methods.registry.make(method)
+        if not instance.exchange.up:
+            reason = " (its clients send nothing)"
+        elif not instance.reduce.additive:
+            reason = " (it needs each upload by itself)"
     return ProtofedError(
-        f"{part}: the {part} of {method} is fixed by the method{why}; it is a setting of {', '.join(having) or 'none'}"
+        f"{part}: the {part} of {method} is fixed by the method{reason}; it is a setting of {', '.join(owners) or 'none'}"
     )
 
 
 def hint_for_option(text: str) -> str | None:
-    """What to say of an option that the command line does not have but that is a setting.
+    """The hint for an option that the command line does not have but that is the name of a setting.
 
     Args:
-        text: as it was written: `--rounds`, `--lr=0.1` or `--lr-schedule`.
+        text: The option as it was written: `--rounds`, `--lr=0.1` or `--lr-schedule`.
 
     Returns:
-        One sentence, such as "settings have no dashes: write rounds=VALUE"; none where no setting has that name.
+        One sentence; None where no setting has that name.
+
+    >>> hint_for_option("--rounds")
+    'settings have no dashes: write rounds=VALUE'
     """
     name, equals, value = text.lstrip("-").partition("=")
     for key in (name, name.replace("-", "_")):

@@ -1,4 +1,4 @@
-"""From the rounds of a federation to the rows of its run folder, and to the summary."""
+"""The rows and the summary of a run folder, made from the rounds of a federation."""
 
 from __future__ import annotations
 
@@ -23,26 +23,29 @@ MOST_CLIENTS = 1000  # whose accuracies a summary lists
 
 
 def rows_of(record: Record, history: History) -> tuple[RoundRow, EvaluationRow | None, ClientsRow | None]:
-    """The rows of a round: its own, and where it was evaluated those of the evaluation.
+    """Make the rows of a round.
 
     Args:
-        record: What happened in the round.
-        history: The rounds before it.
+        record: The record of the round.
+        history: The rows of the rounds before it.
+
+    Returns:
+        The row of the round, and the two rows of its evaluation, which are None where it was not evaluated.
     """
     row = round_row(record)
     if record.scores is None:
         return row, None, None
-    evaluated = history.evaluations[-1]["round"] if history.evaluations else 0
-    dropped = sum(len(r["dropped"]) for r in history.rounds if r["round"] > evaluated) + len(record.dropped)
+    last_evaluation = history.evaluations[-1]["round"] if history.evaluations else 0
+    dropped = sum(len(r["dropped"]) for r in history.rounds if r["round"] > last_evaluation) + len(record.dropped)
     return row, evaluation_row(record, dropped), clients_row(record)
 
 
 def round_row(record: Record) -> RoundRow:
-    """A round as `rounds.jsonl` holds it."""
+    """The row of a round in `rounds.jsonl`."""
     row: RoundRow = {
         "round": record.round,
         "participants": record.participants,
-        "dropped": {str(client): why for client, why in record.dropped.items()},
+        "dropped": {str(client): reason for client, reason in record.dropped.items()},
         "loss": record.loss,
         "terms": dict(record.terms),
         "up": {kind: record.up[kind] for kind in wire.BYTE_KINDS},
@@ -55,8 +58,15 @@ def round_row(record: Record) -> RoundRow:
 
 
 def evaluation_row(record: Record, dropped: int) -> EvaluationRow:
-    """An evaluation as `metrics.jsonl` holds it. Bytes and seconds are those of this round; `dropped` counts client
-    rounds since the evaluation before."""
+    """The row of an evaluation in `metrics.jsonl`.
+
+    Args:
+        record: The record of the round, whose bytes and seconds the row has.
+        dropped: The number of client rounds that were dropped since the evaluation before.
+
+    Returns:
+        The row.
+    """
     row: Any = {
         "round": record.round,
         **record.metrics,
@@ -70,7 +80,7 @@ def evaluation_row(record: Record, dropped: int) -> EvaluationRow:
 
 
 def clients_row(record: Record) -> ClientsRow:
-    """Each client's accuracies as `clients.jsonl` holds them."""
+    """The row of an evaluation in `clients.jsonl`: the accuracies of each client."""
     scores = record.scores or []
     keys = [f"accuracy_{kind}" for kind in PREDICTIONS if f"accuracy_{kind}" in record.metrics]
     row: Any = {
@@ -82,7 +92,7 @@ def clients_row(record: Record) -> ClientsRow:
 
 
 def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
-    """Who was taken for whom at the last evaluation, client by client."""
+    """The content of `confusion.json`: which class each client took for which at this evaluation."""
     names = data.client_names or tuple(f"client {c}" for c in range(len(data.clients)))
     rows = {
         name: {k: getattr(s, f"by_{k}").rows.tolist() for k in PREDICTIONS if f"accuracy_{k}" in record.metrics}
@@ -98,20 +108,23 @@ def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
 
 
 def snapshot_of(record: Record) -> bytes | None:
-    """An `.npz` of some clients' embeddings `z [n, d]` with class `y` and `client`, and the prototypes they are compared
-    with: one bank, or several stacked. None where this round is not pictured."""
-    pictured = [(c, s.snapshot) for c, s in enumerate(record.scores or []) if s.snapshot is not None]
-    if not pictured:
+    """The content of a snapshot, an `.npz` file; None where the round has none.
+
+    It holds embeddings `z [n, d]` of some clients with class `y` and `client`, and the prototypes they are compared with:
+    one bank, or several stacked.
+    """
+    snapshots = [(c, s.snapshot) for c, s in enumerate(record.scores or []) if s.snapshot is not None]
+    if not snapshots:
         return None
-    banks = [s for _, s in pictured]
+    banks = [s for _, s in snapshots]
     if all(np.array_equal(s.prototypes, banks[0].prototypes) for s in banks):
         banks = banks[:1]
     prototypes = np.stack([s.prototypes for s in banks]) if len(banks) > 1 else banks[0].prototypes
     known = np.stack([s.known for s in banks]) if len(banks) > 1 else banks[0].known
     content: dict[str, Any] = {
-        "z": np.concatenate([s.z for _, s in pictured]),
-        "y": np.concatenate([s.y for _, s in pictured]),
-        "client": np.concatenate([np.full(len(s.y), c) for c, s in pictured]),
+        "z": np.concatenate([s.z for _, s in snapshots]),
+        "y": np.concatenate([s.y for _, s in snapshots]),
+        "client": np.concatenate([np.full(len(s.y), c) for c, s in snapshots]),
         "prototypes": prototypes,
         "known": known,
     }
@@ -121,8 +134,19 @@ def snapshot_of(record: Record) -> bytes | None:
 
 
 def summarise(history: History, settings: Settings, federation: Federation) -> dict[str, Any]:
-    """The figures of a finished run: the last round, the mean of the last five rounds, and best on validation. Never best
-    on test."""
+    """Make the summary of a finished run.
+
+    It has the figures of the last round, the mean of the last five rounds, and those of the round that was best on
+    validation, but never those of the round that was best on the test set.
+
+    Args:
+        history: The rows of the run.
+        settings: The settings of the run.
+        federation: The federation after its last round.
+
+    Returns:
+        The content of `summary.json`.
+    """
     rows: list[Any] = list(history.evaluations)
     rounds = history.rounds
     last = [row for row in rows if row["round"] > federation.rounds - LAST]
@@ -141,8 +165,8 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         summary["per_client"] = _per_client(history)
     if "validation" in rows[-1]:
         best = max(rows, key=lambda r: r["validation"])
-        validated = [k for k in best if k.startswith("validation")]
-        summary["best_on_validation"] = {k: best[k] for k in ("round", *validated, *measures)}
+        validation = [k for k in best if k.startswith("validation")]
+        summary["best_on_validation"] = {k: best[k] for k in ("round", *validation, *measures)}
     measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measured:
         summary["measures"] = dict(measured[-1])
@@ -153,7 +177,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
 
 
 def _per_client(history: History) -> dict[str, list[float]]:
-    """Each client's accuracies, means over the evaluations of the last five rounds."""
+    """Each client's accuracies, as means over the evaluations of the last five rounds."""
     rows: list[Any] = list(history.clients)
     kinds = [k for k in rows[-1] if k.startswith("accuracy_")]
     columns = {k: zip(*(row[k] for row in rows if k in row), strict=True) for k in kinds}
@@ -161,7 +185,7 @@ def _per_client(history: History) -> dict[str, list[float]]:
 
 
 def _costs(rounds: list[RoundRow]) -> dict[str, Any]:
-    """What a run cost in bytes and seconds, and how many client rounds were lost."""
+    """The bytes and seconds of a run, and the number of client rounds that were lost."""
     costs: dict[str, Any] = {
         "bytes_up": {kind: sum(row["up"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
         "bytes_down": {kind: sum(row["down"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
@@ -174,20 +198,20 @@ def _costs(rounds: list[RoundRow]) -> dict[str, Any]:
 
 
 def _is_empty(row: RoundRow) -> bool:
-    """Whether clients were asked and none returned anything usable."""
+    """Whether clients took part in a round and none returned anything usable."""
     return bool(row["participants"]) and len(row["dropped"]) == len(row["participants"])
 
 
 def failure_of(rounds: list[RoundRow]) -> str | None:
-    """Why the run is worth nothing: to the last round no client returned anything usable. None where that is not so."""
-    lasting = 0
+    """Why a run has no usable figures: no client returned anything usable up to the last round. None where one did."""
+    empty_rounds = 0
     for row in reversed(rounds):
         if not _is_empty(row):
             break
-        lasting += 1
-    if lasting == 0:
+        empty_rounds += 1
+    if empty_rounds == 0:
         return None
-    first = rounds[-lasting]
+    first = rounds[-empty_rounds]
     return (
         f"from round {first['round']} to the last no client returned anything usable "
         f"({next(iter(first['dropped'].values()))})"
@@ -195,7 +219,7 @@ def failure_of(rounds: list[RoundRow]) -> str | None:
 
 
 def _about(federation: Federation) -> dict[str, Any]:
-    """The sizes of the models, and the versions of what computed the figures."""
+    """The sizes of the models, and the versions of the libraries that computed the figures."""
     engine = federation.engine
     names = dict(zip(engine.owner, federation.architectures, strict=True))
     return {

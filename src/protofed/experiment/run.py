@@ -1,4 +1,4 @@
-"""One run: settings → data → partition → federation → run folder."""
+"""One run, from its settings over data, partition and federation to the run folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ..federation.rounds import participants_per_round
 from ..outcome import Result
 from ..parts.filters import Filter
 from ..registry import parse_part
-from ..results.folder import SUMMARY, History, RunFolder, check_free, check_is_run, read_settings
+from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
 from ..results.read import read_finished
-from ..results.rows import LAST
+from ..results.rows import LAST, SUMMARY
 from ..results.track import Tracker, tracker
 from ..version import __version__
 from . import stop
@@ -39,7 +39,16 @@ Watcher = Callable[[Record, int], None]
 
 
 def prepare_data(settings: Settings) -> FederatedData:
-    """Load and partition, as the settings say."""
+    """Load the data and divide it among the clients.
+
+    Args:
+        settings: The settings of the run.
+
+    Returns:
+        The data of all clients, and of the server if it has any.
+
+    Example: `prepare_data(resolve("local", {"data": "digits"})).class_counts()`
+    """
     g = settings.general
     with threads_kept():
         torch.set_num_threads(1)  # the sums behind mean and deviation must not depend on the number of cores
@@ -63,16 +72,24 @@ def prepare_data(settings: Settings) -> FederatedData:
 
 
 def check_device(name: str) -> None:
+    """Raise an error where torch has no such device on this host."""
     kind = name.partition(":")[0]
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if kind not in there:
-        raise unknown("device", name, there)
-    if not there[kind]:
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind not in available:
+        raise unknown("device", name, available)
+    if not available[kind]:
         raise ProtofedError(f"device={name}: torch finds no such device on this host; use device=cpu")
 
 
 def build(settings: Settings) -> tuple[Settings, Federation]:
-    """The federation before its first round, and the settings with the model and engine that were chosen."""
+    """Make the federation of a run.
+
+    Args:
+        settings: The settings of the run.
+
+    Returns:
+        The settings with the model and engine that were chosen, and the federation before its first round.
+    """
     g = settings.general
     if scale.asked_for():
         scale.begin()
@@ -114,7 +131,7 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
 
 
 def views_of(data: FederatedData, settings: Settings) -> Augmentation:
-    """The views of this data, as the settings say; what they leave open the data decides."""
+    """The augmentation of this data. What the settings leave open (`flip=auto`) follows from the data."""
     chosen = settings.augmentation
     if chosen.flip == "auto" and data.flips is not None:
         chosen = replace(chosen, flip="on" if data.flips else "off")
@@ -130,57 +147,74 @@ def run(
     config: str | Path | None = None,
     **given: Any,
 ) -> Result:
-    """Run one method. Keywords are the command line's keys: `run("fedsap", data="digits", rounds=20, seed=1234)`.
+    """Run one method.
 
-    `out` names a run folder to write (it must not exist yet); without it nothing is written. A dot in a key is written as
-    a nested mapping: `alignment={"shape": "cosine"}`.
+    Args:
+        method: The method's name, or complete settings.
+        out: The run folder to write, which must not exist yet; None writes nothing.
+        watch: A function that is called with the record of each round and the number of rounds.
+        config: A file of settings, which keywords override.
+        **given: Settings, as on the command line. A key with a dot is written as a nested mapping:
+            `alignment={"shape": "cosine"}`.
+
+    Returns:
+        The result: the figures, and the run folder.
+
+    Example: `run("fedsap", data="digits", rounds=20, seed=1234).accuracy`
     """
     if isinstance(method, Settings):
         settings = method
     else:
         settings = resolve(method, combine(read_toml(Path(config)) if config else {}, given))
-    place = None if out is None else Path(out)
+    path = None if out is None else Path(out)
     try:
         with threads_kept():
-            if place is not None:
-                check_free(place)
+            if path is not None:
+                check_free(path)
             settings, federation = build(settings)
             if settings.general.start_from:
                 begin_from(Path(settings.general.start_from), settings, federation)
-            folder = None if place is None else _new_folder(place, settings, federation)
-            return _drive(settings, federation, place, folder, History(), watch)
+            folder = None if path is None else _new_folder(path, settings, federation)
+            return _drive(settings, federation, path, folder, History(), watch)
     finally:
-        if place is not None and scale.rank() == 0:
+        if path is not None and scale.rank() == 0:
             with suppress(OSError):
-                place.rmdir()  # nothing was written to it
+                path.rmdir()  # nothing was written to it
 
 
-def _new_folder(place: Path, settings: Settings, federation: Federation) -> RunFolder | None:
-    """A new run folder, locked; of several ranks, the first one has it."""
+def _new_folder(path: Path, settings: Settings, federation: Federation) -> RunFolder | None:
+    """Make a new run folder and lock it. Among several ranks the first one does; the others get None."""
     folders: list[RunFolder] = []
 
     def create() -> None:
         about = {"data": fingerprint(federation.data), "protofed": __version__}
-        folders.append(RunFolder.create(place, settings.to_toml(), about))
+        folders.append(RunFolder.create(path, settings.to_toml(), about))
 
     scale.on_first(create)
     return folders[0] if folders else None
 
 
 def begin_from(folder: Path, settings: Settings, federation: Federation) -> None:
-    """Continue from a finished run's last round, with these settings: its server, its clients' models, its count of rounds.
+    """Load the last checkpoint of a finished run: the server's state, the clients' models and the number of the round.
 
-    What decides who holds which data must be the same, or a client would be tested on what another trained on.
+    The settings that decide which client holds which data must be the same, or a client would be tested on samples that
+    another has trained on.
+
+    Args:
+        folder: The folder of the finished run.
+        settings: The settings of the new run.
+        federation: The federation that gets the state.
     """
     check_is_run(folder)
-    before = read_settings(folder)
-    now = settings.to_dict()
+    stored = read_settings(folder)
+    current = settings.to_dict()
     for key in ("seed", "clients", "data", "partition", "test", "test_share", "validation_share", "server_labels"):
-        if before.get(key) != now.get(key):
+        if stored.get(key) != current.get(key):
             raise ProtofedError(
-                f"start_from={folder}: its {key} is {before.get(key)!r}, here it is {now.get(key)!r}; they must be the same"
+                f"start_from={folder}: its {key} is {stored.get(key)!r}, here it is {current.get(key)!r}; "
+                "they must be the same"
             )
-    method = before.get("method", {}).get("name")
+    method = stored.get("method", {}).get("name")
     if method != settings.method.name:
         raise ProtofedError(f"start_from={folder}: a run of {method}; {settings.method.name} cannot go on from it")
     checkpoint.load(federation, folder / "checkpoint")
@@ -193,52 +227,55 @@ def begin_from(folder: Path, settings: Settings, federation: Federation) -> None
 
 
 def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:
-    """Continue a run that was stopped, from its last checkpoint; the result is that of a run never stopped.
+    """Continue a run that was stopped from its last checkpoint. The result is that of a run that was never stopped.
 
     Args:
-        folder: The run folder. Of a run that has finished already, the result is read.
+        folder: The run folder. Where the run has finished already, its result is read.
         data: The data, where it was given in Python; it must be the same.
-        watch: Called after every round.
+        watch: A function that is called with the record of each round and the number of rounds.
+
+    Returns:
+        The result.
 
     Example: `pf.resume("runs/20260101-120000-fedsap-digits")`
     """
     if scale.asked_for():
         scale.begin()
-    place = Path(folder)
-    if finished := scale.on_first(lambda: _finished(place, data)):
+    path = Path(folder)
+    if finished := scale.on_first(lambda: _finished(path, data)):
         return finished
     folders: list[RunFolder] = []
 
     def open_folder() -> tuple[dict[str, Any], dict[str, Any]]:
-        folders.append(RunFolder.open(place))
+        folders.append(RunFolder.open(path))
         return folders[0].about(), folders[0].settings()
 
     try:
         about, given = scale.on_first(open_folder)
         with threads_kept():
-            settings, federation = build(_resolved(place, given, data))
-            return _go_on(settings, federation, place, folders[0] if folders else None, about, watch)
+            settings, federation = build(_resolved(path, given, data))
+            return _go_on(settings, federation, path, folders[0] if folders else None, about, watch)
     finally:
-        for opened in folders:
-            opened.close()
+        for run_folder in folders:
+            run_folder.close()
 
 
-def _finished(place: Path, data: Dataset | None) -> Result | None:
+def _finished(path: Path, data: Dataset | None) -> Result | None:
     """The result of a run that has finished; None, with a warning, where its summary is damaged and can be made again."""
-    if not (place / SUMMARY).is_file():
+    if not (path / SUMMARY).is_file():
         return None
     try:
-        found = read_finished(place)
+        content = read_finished(path)
     except ProtofedError as error:
         log.warning("%s; the run is resumed", error)
         return None
-    return _result(place, *found, data)
+    return _result(path, *content, data)
 
 
 def _go_on(
     settings: Settings,
     federation: Federation,
-    place: Path,
+    path: Path,
     folder: RunFolder | None,
     about: dict[str, Any],
     watch: Watcher | None,
@@ -246,35 +283,35 @@ def _go_on(
     """Restore the newest checkpoint that the folder's rows still fit, and run the rounds that are left."""
     if fingerprint(federation.data) != about.get("data"):
         raise ProtofedError(
-            f"{place}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
+            f"{path}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
             "same data, or start a new run"
         )
 
-    def fits(round: int, written: Mapping[str, Any]) -> None:
+    def check_rows(round: int, account: Mapping[str, Any]) -> None:
         if folder is not None:
-            folder.check_account(written, finished=round == federation.rounds)
+            folder.check_account(account, finished=round == federation.rounds)
 
-    saved = checkpoint.load(federation, place / "checkpoint", fits)
+    saved = checkpoint.load(federation, path / "checkpoint", check_rows)
     if settings.general.start_from and saved is None:  # stopped before its first checkpoint
         begin_from(Path(settings.general.start_from), settings, federation)
     history = History()
     if folder is not None:
         history = folder.rewind(None if saved is None else saved.written)
-    return _drive(settings, federation, place, folder, scale.on_first(lambda: history), watch)
+    return _drive(settings, federation, path, folder, scale.on_first(lambda: history), watch)
 
 
 def _drive(
     settings: Settings,
     federation: Federation,
-    place: Path | None,
+    path: Path | None,
     folder: RunFolder | None,
     history: History,
     watch: Watcher | None,
 ) -> Result:
-    """Run the rounds that are left, write what they measure, and sum up.
+    """Run the rounds that are left, write their rows, and write the summary.
 
     Args:
-        place: Where the run folder is; None where nothing is written.
+        path: The path of the run folder; None where nothing is written.
         folder: The run folder, where this process is the one that writes it.
     """
     track: Tracker | None = None
@@ -283,19 +320,19 @@ def _drive(
     summary: dict[str, Any] | None = None
     try:
         with stop.listening():
-            _run_rounds(settings, federation, place, folder, history, track, watch)
+            _run_rounds(settings, federation, path, folder, history, track, watch)
         summary = summarise(history, settings, federation)
         if folder is not None:
             folder.finish(summary)
     except Stopped:
         raise
     except KeyboardInterrupt:
-        if place is None:
+        if path is None:
             raise
-        raise Stopped(f"stopped; {_how_to_go_on(place)}") from None
+        raise Stopped(f"stopped; {_resume_advice(path)}") from None
     except ProtofedError:
         if folder is not None and federation.round == 0:
-            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was run: leave nothing behind
+            shutil.rmtree(folder.path, ignore_errors=True)  # no round was run, so no folder is left behind
         raise
     finally:
         federation.engine.close()
@@ -307,19 +344,19 @@ def _drive(
         for note in summary.get("notes", ()):
             log.warning("%s", note)
     metrics: list[Any] = list(history.evaluations)
-    return Result(settings, metrics, summary, place)
+    return Result(settings, metrics, summary, path)
 
 
 def _run_rounds(
     settings: Settings,
     federation: Federation,
-    place: Path | None,
+    path: Path | None,
     folder: RunFolder | None,
     history: History,
     track: Tracker | None,
     watch: Watcher | None,
 ) -> None:
-    """The rounds, each written before the next begins; a checkpoint counts only what is on the disk."""
+    """Run the rounds. Each is written before the next begins, and a checkpoint refers only to rows that are durable."""
     every = settings.general.checkpoint_every
     for record in federation:
         rows = rows_of(record, history)
@@ -331,45 +368,48 @@ def _run_rounds(
                 folder.write_snapshot(record.round, snapshot)
             if track is not None:
                 track.round(*rows[:2])
-        ends = stop.asked() and not scale.asked_for()
+        stops = stop.requested() and not scale.asked_for()
         last = record.round == federation.rounds
-        if place is not None and (record.round % every == 0 or last or ends):
+        if path is not None and (record.round % every == 0 or last or stops):
             if folder is not None and record.scores is not None:
                 folder.write_confusions(confusions(record, federation.data))
-            checkpoint.save(federation, place / "checkpoint", None if folder is None else folder.account())
+            checkpoint.save(federation, path / "checkpoint", None if folder is None else folder.account())
         if watch is not None:
             watch(record, federation.rounds)
-        if ends and not last:
-            how = "nothing was written" if place is None else _how_to_go_on(place)
-            raise Stopped(f"stopped after round {record.round}; {how}", 143)
+        if stops and not last:
+            advice = "nothing was written" if path is None else _resume_advice(path)
+            raise Stopped(f"stopped after round {record.round}; {advice}", 143)
 
 
-def _how_to_go_on(place: Path) -> str:
-    saved = checkpoint.rounds_in(place / "checkpoint")
-    since = f"after round {int(saved[0].name.removeprefix('round-'))}" if saved else "from the first round"
-    return f"`protofed resume {shlex.quote(str(place))}` goes on {since}"
+def _resume_advice(path: Path) -> str:
+    saved = checkpoint.rounds_in(path / "checkpoint")
+    start = f"after round {int(saved[0].name.removeprefix('round-'))}" if saved else "from the first round"
+    return f"`protofed resume {shlex.quote(str(path))}` goes on {start}"
 
 
 def load_result(folder: str | Path, data: Dataset | None = None) -> Result:
-    """A finished run's result, read from its folder; what is damaged is an error.
+    """Read the result of a finished run from its folder. A damaged file is an error.
 
     Args:
         folder: The run folder.
         data: The data, where it was given in Python.
+
+    Returns:
+        The result.
     """
     return _result(Path(folder), *read_finished(Path(folder)), data)
 
 
 def _result(
-    place: Path, given: dict[str, Any], metrics: list[dict[str, Any]], summary: dict[str, Any], data: Dataset | None
+    path: Path, given: dict[str, Any], metrics: list[dict[str, Any]], summary: dict[str, Any], data: Dataset | None
 ) -> Result:
-    return Result(_resolved(place, given, data), metrics, summary, place)
+    return Result(_resolved(path, given, data), metrics, summary, path)
 
 
-def _resolved(place: Path, given: dict[str, Any], data: Dataset | None) -> Settings:
-    """A run's settings as they stand in its folder, with the data where it was given in Python."""
+def _resolved(path: Path, given: dict[str, Any], data: Dataset | None) -> Settings:
+    """The settings that a run folder holds, with the data where it was given in Python."""
     if data is not None:
         given = {**given, "data": data}
     elif given.get("data", {}).get("name") == IN_MEMORY:
-        raise ProtofedError(f"{place}: this run's data was given in Python; resume it with resume(folder, data=...)")
+        raise ProtofedError(f"{path}: this run's data was given in Python; resume it with resume(folder, data=...)")
     return resolve(None, given)

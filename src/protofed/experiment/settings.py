@@ -1,7 +1,7 @@
 """Settings: one typed schema for Python, TOML and the command line. An unknown key is an error.
 
 A run is described by its general keys (`rounds`, `lr`, …) and four choices (`method`, `data`, `partition`, `model`), each
-of which has settings of its own. How keys are written is in `grammar` and in `keys`.
+of which has settings of its own. The modules `grammar` and `keys` say how keys are written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
 from . import architectures
 from .general import General, general_keys
-from .keys import PARTS, REGISTRIES, combine, flatten, hint_for_option, place
+from .keys import PARTS, REGISTRIES, combine, find_group, flatten, hint_for_option
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -59,12 +59,13 @@ IN_MEMORY = "in-memory"
 
 @dataclass(frozen=True)
 class AutoModel:
-    """The model is chosen by the data's shape when the data is there; its options wait until then."""
+    """A model that is chosen by the shape of the data once it has been loaded, with the options it will have."""
 
     options: Mapping[str, Any]
     name: str = "auto"
 
     def for_data(self, data: FederatedData) -> ModelSpec:
+        """The model for this data."""
         tokens = not data.clients[0].labelled.x.is_floating_point()
         name = models.default_for(data.sample_shape, tokens)
         return models.registry.make(name, _merged(models.registry, name, self.options))
@@ -72,7 +73,10 @@ class AutoModel:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides a run's result, and nothing else."""
+    """Everything that decides a run's result, and nothing else.
+
+    Example: `resolve("fedsap", {"rounds": 20}).general.rounds`
+    """
 
     general: General
     method: Method
@@ -82,29 +86,34 @@ class Settings:
 
     @property
     def local(self) -> LocalSettings:
+        """The settings of local training."""
         return self.general.group(LocalSettings)
 
     @property
     def augmentation(self) -> AugmentSettings:
+        """The settings of augmentation."""
         return self.general.group(AugmentSettings)
 
     @property
     def engine(self) -> EngineSettings:
+        """The settings of the engine."""
         return self.general.group(EngineSettings)
 
     def with_engine(self, engine: EngineSettings) -> Settings:
+        """These settings with other settings of the engine."""
         return self.with_general(**dataclasses.asdict(engine))
 
     def with_general(self, **changes: Any) -> Settings:
+        """These settings with other general settings: `settings.with_general(rounds=5)`."""
         return dataclasses.replace(self, general=dataclasses.replace(self.general, **changes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Complete and nested, as `settings.toml` holds it."""
+        """All settings as nested mappings, as `settings.toml` holds them."""
         result: dict[str, Any] = dataclasses.asdict(self.general)
         for kind in REGISTRIES:
             choice = getattr(self, kind)
             if kind == "model" and self.general.models:
-                continue  # several stand in its place
+                continue  # the setting `models` replaces it
             if isinstance(choice, Dataset):
                 result[kind] = {"name": IN_MEMORY}
             elif isinstance(choice, AutoModel):
@@ -114,11 +123,12 @@ class Settings:
         return _without_none(result)
 
     def to_toml(self) -> str:
+        """The text of `settings.toml`."""
         return tomli_w.dumps(self.to_dict())
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: an absent key means the default, which for these is none."""
+    """The value without keys that are None. TOML has no null, and an absent key has its default, which is None for these."""
     if isinstance(value, Mapping):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     if isinstance(value, tuple | list):
@@ -151,15 +161,18 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
-    """Settings from keys as a person writes them: `resolve("fedsap", {"rounds": 20, "partition.way": 3})`.
+    """Make complete settings from keys as a person writes them.
 
     Args:
-        method: the method's name; none where `given` has it.
-        given: keys and values, flat or nested.
-        also: further methods of a comparison, whose keys may appear and are passed over.
+        method: The method's name; None where `given` has it.
+        given: Keys and values, flat or nested.
+        also: Further methods of a comparison, whose keys may appear and are ignored.
 
     Returns:
-        Complete settings; what does not fit is an error of one line.
+        Complete settings. An unknown key, or a value that does not fit, is an error of one line.
+
+    >>> resolve("fedsap", {"rounds": 20, "partition.way": 3}).general.rounds
+    20
     """
     flat = flatten(given)
     names = _choices(method, flat)
@@ -167,22 +180,22 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     known = {kind: _options_of(kind, name) for kind, name in names.items()}
     chosen = dict(names)
     if flat.get("models"):
-        known["model"] = set()  # each has its own, written with it: cnn?embedding=32
+        known["model"] = set()  # each of several models is written with its settings: cnn?embedding=32
         del chosen["model"]
     others = {name: set(methods.registry.options(name)) for name in also}
     general: dict[str, Any] = {}
     for key, value in flat.items():
-        group, rest = place(key, known, chosen, others)
+        group, rest = find_group(key, known, chosen, others)
         if group == "general":
             general[rest] = value
         elif group:
             _put(options[group], rest.split("."), value, f"{group}.{rest}")
-    made = {kind: _made(kind, names[kind], options[kind]) for kind in REGISTRIES}
-    if made["partition"].name == "natural":
+    entries = {kind: _make_choice(kind, names[kind], options[kind]) for kind in REGISTRIES}
+    if entries["partition"].name == "natural":
         general.setdefault("clients", 0)  # one for each natural id
-    settings = Settings(coerce(General, general, "settings"), **made)
+    settings = Settings(coerce(General, general, "settings"), **entries)
     for entry in settings.general.models:
-        architectures.make(entry)  # a wrong one is known before anything runs
+        architectures.make(entry)  # a wrong entry is an error before anything runs
     for entry in settings.general.filters:
         parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name)
     settings.method.reduce.check(settings.method.exchange, settings.method.name)
@@ -196,7 +209,7 @@ def _choices(method: str | None, flat: dict[str, Any]) -> dict[str, Any]:
         for key in flat:
             if key == "model" or key.startswith("model."):
                 raise ProtofedError(
-                    f"{key}: models={_shown(flat['models'])} stands in place of one model; use one of the two"
+                    f"{key}: models={_text(flat['models'])} stands in place of one model; use one of the two"
                 )
     for kind in REGISTRIES:
         for key in (kind, f"{kind}.name"):
@@ -209,8 +222,8 @@ def _choices(method: str | None, flat: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def _made(kind: str, name: Any, options: Mapping[str, Any]) -> Any:
-    """One of the four choices with its settings; the model may wait for the data."""
+def _make_choice(kind: str, name: Any, options: Mapping[str, Any]) -> Any:
+    """Make one of the four choices with its settings. A model `auto` is chosen later, by the data."""
     if isinstance(name, Dataset):
         return name
     if kind == "model" and name == "auto":
@@ -219,7 +232,7 @@ def _made(kind: str, name: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _short_forms(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Write out what a choice says in short (`data=mine.npz`, `model=bert:PATH?key=value`), and give its settings."""
+    """Replace short forms of choices (`data=mine.npz`, `model=bert:PATH?key=value`) by names, and return their settings."""
     options: dict[str, dict[str, Any]] = {kind: {} for kind in REGISTRIES}
     if isinstance(names["model"], str):
         names["model"], options["model"] = architectures.parse(names["model"])
@@ -228,7 +241,7 @@ def _short_forms(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return options
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
@@ -251,7 +264,10 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
 
 
 def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A group given in part (`alignment.shape`) keeps the rest of its default; one number becomes a list of one."""
+    """The options with what their defaults add: a group given in part (`alignment.shape`) keeps the rest of its default.
+
+    Where a list is expected, one number becomes a list of one.
+    """
     merged = dict(options)
     fields = registry.options(name)
     for key, value in options.items():

@@ -1,4 +1,4 @@
-"""A run that is asked to end by SIGTERM finishes its round, writes a checkpoint and ends."""
+"""The answer to SIGTERM: a run finishes its round, writes a checkpoint and ends."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from types import FrameType
 
 from ..errors import Stopped
 
-_asked = threading.Event()
+_request = threading.Event()
 
 
-def asked() -> bool:
-    """Whether this process was asked to end."""
-    return _asked.is_set()
+def requested() -> bool:
+    """Whether this process was asked to end by SIGTERM."""
+    return _request.is_set()
 
 
-def _ask(number: int, frame: FrameType | None) -> None:
-    _asked.set()
+def _note_request(number: int, frame: FrameType | None) -> None:
+    _request.set()
 
 
 def listen() -> None:
-    """Answer SIGTERM from now on by setting the mark that `asked` reads; for the main thread of a worker process."""
-    signal.signal(signal.SIGTERM, _ask)
+    """From now on SIGTERM makes `requested` true. This is for the main thread of a worker process."""
+    signal.signal(signal.SIGTERM, _note_request)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -33,32 +33,37 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def interrupting() -> Iterator[None]:
-    """Answer SIGTERM in this block by raising `Stopped`, as Ctrl-C raises `KeyboardInterrupt`: for whoever waits for
-    processes that do the work."""
+    """Within this context SIGTERM raises `Stopped`, as Ctrl-C raises `KeyboardInterrupt`.
+
+    It is for a process that waits for others, which do the work.
+    """
     with _handling(_interrupt):
         yield
 
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Answer SIGTERM in this block. Only the main thread can; in another one, whoever runs it decides.
+    """Within this context SIGTERM makes `requested` true.
 
-    Where a handler stands already that is not the system's, it stays.
+    Only the main thread can handle signals; in another thread this does nothing. A handler that a program has set
+    already stays.
     """
-    with _handling(_ask):
+    with _handling(_note_request):
         yield
 
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if not mine:
+    is_ours = (
+        threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not is_ours:
         yield
         return
-    _asked.clear()
+    _request.clear()
     signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _asked.clear()
+        _request.clear()

@@ -1,4 +1,4 @@
-"""Who was taken for whom: a table and a picture of the confusion matrices that a run wrote, client by client."""
+"""A table and a picture of the confusion matrices that a run wrote, client by client."""
 
 from __future__ import annotations
 
@@ -24,26 +24,37 @@ SHADES = ("#e3eef7", "#b5d3e8", "#6ca6cf", "#2f6f9f", "#123a5c")
 
 
 def most_frequent(confusion: Confusion) -> tuple[int, int, int, int] | None:
-    """True class, what it was taken for, how often, and of how many; None where everything is right.
+    """The most frequent confusion of a client.
 
-    Of equally many the one with the larger share of its class counts, then the first.
+    Among equally frequent ones, the one with the larger share of its class comes first, then the one of the first class.
+
+    Returns:
+        The true class, the class it was taken for, how often, and the number of samples of the true class; None where
+        every sample is right.
     """
     true, predicted, count = confusion.rows.T
-    of = np.bincount(true, count).astype(int)
+    totals = np.bincount(true, count).astype(int)
     wrong = confusion.rows[true != predicted].tolist()
     if not wrong:
         return None
-    t, p, n = min(wrong, key=lambda row: (-row[2], of[row[0]], row[0], row[1]))
-    return t, p, n, int(of[t])
+    t, p, n = min(wrong, key=lambda row: (-row[2], totals[row[0]], row[0], row[1]))
+    return t, p, n, int(totals[t])
 
 
 def confusion_table(confusions: Confusions) -> Table:
-    """A row for each client: samples, accuracy, F1, MAE where classes are numbers, and what it mistakes most often."""
+    """Make the table of a run's confusions for the terminal.
+
+    Args:
+        confusions: The confusions of all clients.
+
+    Returns:
+        A row for each client: samples, accuracy, F1, MAE where classes are numbers, and the most frequent confusion.
+    """
     table = Table(title=f"by {confusions.by}, round {confusions.round}", caption="Accuracy and macro F1 in %.")
     table.caption_justify = "left"
-    numbers = ["test samples", "accuracy", "F1", *(["MAE"] if confusions.values else [])]
+    titles = ["test samples", "accuracy", "F1", *(["MAE"] if confusions.values else [])]
     table.add_column("client", overflow="fold")
-    for title in numbers:
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("most frequent confusion", overflow="fold")
     for client, confusion in confusions.clients.items():
@@ -51,11 +62,11 @@ def confusion_table(confusions: Confusions) -> Table:
         if confusions.values:
             cells.append(f"{confusion.mean_absolute_error(confusions.values):.2f}")
         worst = most_frequent(confusion)
-        said = MISSING
+        text = MISSING
         if worst is not None:
-            true, taken, count, of = worst
-            said = f"{confusions.name(true)} taken for {confusions.name(taken)}: {count:,} of {of:,}"
-        table.add_row(Text(client), *cells, Text(said))
+            true, predicted, count, total = worst
+            text = f"{confusions.name(true)} taken for {confusions.name(predicted)}: {count:,} of {total:,}"
+        table.add_row(Text(client), *cells, Text(text))
     return table
 
 
@@ -64,7 +75,12 @@ def _accuracy(confusion: Confusion) -> float:
 
 
 def draw_confusions(confusions: Confusions, path: Path) -> None:
-    """Write a picture with a panel for each of the first twelve clients, as PNG, SVG or PDF, by the suffix of `path`."""
+    """Write a picture with a panel for each of the first twelve clients.
+
+    Args:
+        confusions: The confusions of all clients.
+        path: The file; its suffix, `.png`, `.svg` or `.pdf`, says the format.
+    """
     from matplotlib import rc_context
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -74,23 +90,23 @@ def draw_confusions(confusions: Confusions, path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ProtofedError(f"{path}: expected a file name ending in .png, .svg or .pdf")
-    shown = list(confusions.clients.items())[:PANELS]
-    columns = len(shown) if len(shown) <= 3 else math.ceil(math.sqrt(len(shown)))
-    lines = math.ceil(len(shown) / columns)
-    present = {c for _, confusion in shown for c in confusion.rows[:, :2].ravel().tolist()}
+    panels = list(confusions.clients.items())[:PANELS]
+    columns = len(panels) if len(panels) <= 3 else math.ceil(math.sqrt(len(panels)))
+    lines = math.ceil(len(panels) / columns)
+    present = {c for _, confusion in panels for c in confusion.rows[:, :2].ravel().tolist()}
     letters = min(max(len(confusions.name(c)) for c in present), LONGEST)
-    beside = 0.5 + 0.07 * letters  # room for the classes' names
-    below = 0.5 + (0.07 * letters if letters > 2 else 0.1)
-    step_x, step_y = beside + SIDE + 0.2, 0.5 + SIDE + below
+    left_margin = 0.5 + 0.07 * letters  # room for the classes' names
+    bottom_margin = 0.5 + (0.07 * letters if letters > 2 else 0.1)
+    step_x, step_y = left_margin + SIDE + 0.2, 0.5 + SIDE + bottom_margin
     width, height = step_x * columns + 0.95, step_y * lines + 0.65
 
-    # No mathematics in names, no date and no random ids: the same run gives the same picture.
+    # Without mathematics in names, a date and random ids, the same run gives the same picture.
     with rc_context({"svg.hashsalt": "protofed", "text.parse_math": False}):
         figure = Figure(figsize=(width, height), layout=None, facecolor="white")
         scale = ScalarMappable(Normalize(0, 1), LinearSegmentedColormap.from_list("shares", list(SHADES)))
-        for i, (client, confusion) in enumerate(shown):
+        for i, (client, confusion) in enumerate(panels):
             line, column = divmod(i, columns)
-            x, y = step_x * column + beside, height - 0.65 - step_y * line - 0.5 - SIDE
+            x, y = step_x * column + left_margin, height - 0.65 - step_y * line - 0.5 - SIDE
             axes = figure.add_axes((x / width, y / height, SIDE / width, SIDE / height))
             _draw_panel(axes, client, confusion, confusions, scale, upright=letters <= 2)
         bar = figure.add_axes(
@@ -101,17 +117,17 @@ def draw_confusions(confusions: Confusions, path: Path) -> None:
         bar.set_ylabel("share of the true class", color=QUIET, fontsize=8)
         title = f"What each client takes for what, by {confusions.by}"
         figure.text(0.45 / width, 1 - 0.22 / height, title, fontsize=12, weight="bold", color=INK, va="center")
-        about = f"{shown_of(confusions)}, round {confusions.round}; what is right stands in a frame"
+        about = f"{shown_of(confusions)}, round {confusions.round}; correct predictions stand in a frame"
         figure.text(0.45 / width, 1 - 0.46 / height, about, fontsize=8, color=QUIET, va="center")
         path.parent.mkdir(parents=True, exist_ok=True)
-        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        figure.savefig(path, dpi=150, metadata=undated)
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+        figure.savefig(path, dpi=150, metadata=metadata)
 
 
 def _draw_panel(
     axes: Any, client: str, confusion: Confusion, confusions: Confusions, scale: Any, *, upright: bool
 ) -> None:
-    """Rows are true classes, columns what they were taken for; of both, those that occur."""
+    """Draw the matrix of a client: rows are true classes, columns predicted ones, of those classes that occur."""
     from matplotlib.patches import Rectangle
 
     true, predicted, count = confusion.rows.T
@@ -134,26 +150,26 @@ def _draw_panel(
         axes.set_yticks(np.arange(size + 1) - 0.5, minor=True)
         axes.grid(which="minor", color=LINE, linewidth=0.7)
     frame: dict[str, Any] = {"fill": False, "edgecolor": QUIET, "linewidth": min(0.08 * cell, 0.9), "zorder": 3}
-    for c in range(size):  # what is right
+    for c in range(size):  # the correct predictions
         axes.add_patch(Rectangle((c - 0.5, c - 0.5), 1, 1, **frame))
     label = max(min(cell / 1.7, 7.0), 5.0) if upright else 7.0  # two digits side by side
-    marks = np.arange(0, size, math.ceil(8 / cell))  # a name every eight points at most
-    names = [_cut(confusions.name(int(classes[m]))) for m in marks]
+    ticks = np.arange(0, size, math.ceil(8 / cell))  # a name every eight points at most
+    names = [_cut(confusions.name(int(classes[m]))) for m in ticks]
     axes.tick_params(which="both", length=0, labelsize=label, labelcolor=INK)
-    axes.set_xticks(marks, names, rotation=0 if upright else 90)
-    axes.set_yticks(marks, names)
+    axes.set_xticks(ticks, names, rotation=0 if upright else 90)
+    axes.set_yticks(ticks, names)
     axes.set_xlim(-0.5, size - 0.5)
     axes.set_ylim(size - 0.5, -0.5)
     axes.set_xlabel("taken for", color=QUIET, fontsize=8)
     axes.set_ylabel("true", color=QUIET, fontsize=8)
     axes.spines[:].set_color("#c9d1d9")
-    said = f"{100 * _accuracy(confusion):.1f} % of {confusion.samples:,} right"
+    share = f"{100 * _accuracy(confusion):.1f} % of {confusion.samples:,} right"
     axes.text(0, 1.03, _cut(client, 20), transform=axes.transAxes, fontsize=9, weight="bold", color=INK)
-    axes.text(1, 1.03, said, transform=axes.transAxes, fontsize=8, color=QUIET, ha="right")
+    axes.text(1, 1.03, share, transform=axes.transAxes, fontsize=8, color=QUIET, ha="right")
 
 
 def shown_of(confusions: Confusions) -> str:
-    """How many clients a picture shows."""
+    """The text that says how many clients a picture shows."""
     number = len(confusions.clients)
     if number > PANELS:
         return f"the first {PANELS} of {number} clients"

@@ -1,4 +1,4 @@
-"""Figures for a notebook or a paper: matplotlib, sized for a column or the width of a page."""
+"""Figures for a notebook or a paper, drawn with matplotlib in the width of a column or of a page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from ..errors import ProtofedError
 from ..results.confusions import By
-from ..results.read import Folder, Run, read_folder
-from ..results.read import VariantRuns as Variant
+from ..results.read import Run, StoredResults, VariantRuns, read_folder
 from ..results.rows import JsonRow, number
 from ..results.tables import OWN, own_predictions
 from .confusion import INK, LINE, QUIET, SHADES
@@ -52,7 +51,7 @@ STYLE: Any = {
     "text.parse_math": False,
 }
 
-Source = str | Path | Folder
+Source = str | Path | StoredResults
 
 
 class Drawing(Figure):
@@ -64,18 +63,35 @@ class Drawing(Figure):
         return data.getvalue()
 
 
-def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any] | None) -> Folder:
-    """A result that was never written to a folder, as far as figures can be made of it."""
+def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any] | None) -> StoredResults:
+    """Make a source of figures from a result that was never written to a folder.
+
+    Args:
+        label: The label of the curves.
+        metrics: One row per evaluated round.
+        summary: The summary of the run.
+
+    Returns:
+        Results with one run, which has neither clients' rows nor confusions nor snapshots.
+    """
     finished = None if summary is None else dict(summary)
     run = Run(Path(label), label, 0, {}, metrics, metrics, [], finished)
-    return Folder(run.path, False, [Variant(label, label, {}, [run])])
+    return StoredResults(run.path, False, [VariantRuns(label, label, {}, [run])])
 
 
 def plot_accuracy(source: Source, by: By | None = None, width: Width = "column") -> Figure:
-    """Accuracy by round, a line for each variant; the band is the deviation over seeds, of a single run over clients.
+    """Draw the accuracy by round, a line for each variant. The band is the deviation over seeds, or over a run's clients.
 
-    Unless `by` says otherwise, in the way the method's paper predicts where that is one way for all variants; else by the
-    head, or by prototype where a variant trains no head.
+    Args:
+        source: A folder, or results that were read from one.
+        by: The prediction. None takes that of the methods' papers where it is the same for all variants, else the head,
+            or the prototypes where a variant trains no head.
+        width: The width of the figure: a `column` or a `page`.
+
+    Returns:
+        The figure.
+
+    Example: `plot_accuracy("runs/digits", by="head").savefig("accuracy.pdf")`
     """
     folder = _folder(source)
     rows = [row for run in folder.runs for row in run.metrics]
@@ -85,30 +101,40 @@ def plot_accuracy(source: Source, by: By | None = None, width: Width = "column")
     return _lines(folder, "metrics", f"accuracy_{by}", f"accuracy by {by} (%)", 100.0, width)
 
 
-def _has_one_own_way(folder: Folder) -> bool:
+def _has_one_own_way(folder: StoredResults) -> bool:
     """Whether all variants predict in the same way in their papers, so that one picture compares like with like."""
     rows = [row for run in folder.runs for row in run.metrics if number(row, OWN) is not None]
     return bool(rows) and (len(folder.variants) == 1 or bool(set.intersection(*map(own_predictions, rows))))
 
 
 def plot_loss(source: Source, width: Width = "column") -> Figure:
-    """Training loss by round, a line for each variant."""
+    """Draw the training loss by round, a line for each variant: `plot_loss("runs/digits", width="page")`."""
     return _lines(_folder(source), "rounds", "loss", "training loss", 1.0, width)
 
 
 def plot_clients(source: Source, run: str | None = None, by: By | None = None, width: Width = "column") -> Figure:
-    """Accuracy of every client at every evaluation of one run, by head where there is one."""
-    chosen = _one(_folder(source), run)
+    """Draw the accuracy of every client at every evaluation of one run.
+
+    Args:
+        source: A folder, or results that were read from one.
+        run: The name of the run's folder, where there are several runs.
+        by: The prediction; None takes the head where the method trains one.
+        width: The width of the figure: a `column` or a `page`.
+
+    Returns:
+        The figure.
+    """
+    chosen = _chosen_run(_folder(source), run)
     if not chosen.clients:
         raise ProtofedError(f"{chosen.path}: no client has been evaluated yet (clients.jsonl)")
-    number_of = len(chosen.clients[-1]["samples"])
+    total = len(chosen.clients[-1]["samples"])
     by = by or ("head" if "accuracy_head" in chosen.clients[-1] else "prototype")
-    rows = [row for row in chosen.clients if len(row["samples"]) == number_of and f"accuracy_{by}" in row]
+    rows = [row for row in chosen.clients if len(row["samples"]) == total and f"accuracy_{by}" in row]
     if not rows:
         raise ProtofedError(f"{chosen.path}: no accuracy by {by}, as this method has none")
     shares = np.array([[100 * (number({"v": v}, "v") or 0.0) for v in row[f"accuracy_{by}"]] for row in rows]).T
     with rc_context(STYLE):
-        height = min(1.0 + 0.11 * number_of, 1.6 * WIDTHS[width])
+        height = min(1.0 + 0.11 * total, 1.6 * WIDTHS[width])
         figure, axes = _figure(width, max(height, 1.6))
         image = axes.imshow(
             shares,
@@ -118,8 +144,8 @@ def plot_clients(source: Source, run: str | None = None, by: By | None = None, w
             vmin=np.percentile(shares, 5),
             vmax=shares.max(),
         )
-        marks = np.unique(np.linspace(0, len(rows) - 1, min(6, len(rows))).round().astype(int))
-        axes.set_xticks(marks, [str(rows[m]["round"]) for m in marks])
+        ticks = np.unique(np.linspace(0, len(rows) - 1, min(6, len(rows))).round().astype(int))
+        axes.set_xticks(ticks, [str(rows[m]["round"]) for m in ticks])
         axes.set(xlabel="round", ylabel="client")
         axes.yaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(length=0)
@@ -132,12 +158,22 @@ def plot_clients(source: Source, run: str | None = None, by: By | None = None, w
 
 
 def plot_confusion(source: Source, run: str | None = None, by: By | None = None, width: Width = "column") -> Figure:
-    """What all clients of one run together take for what; a row is a true class, a shade the share of it."""
-    chosen = _one(_folder(source), run)
+    """Draw the confusion matrix over all clients of one run. A row is a true class, and a shade is a share of it.
+
+    Args:
+        source: A folder, or results that were read from one.
+        run: The name of the run's folder, where there are several runs.
+        by: The prediction; None takes the head where the method trains one.
+        width: The width of the figure: a `column` or a `page`.
+
+    Returns:
+        The figure.
+    """
+    chosen = _chosen_run(_folder(source), run)
     confusions = chosen.confusions(by)
     if confusions is None:
-        why = chosen.notes[-1] if chosen.notes else f"{chosen.path}: it has no confusion.json yet"
-        raise ProtofedError(why)
+        problem = chosen.notes[-1] if chosen.notes else f"{chosen.path}: it has no confusion.json yet"
+        raise ProtofedError(problem)
     rows = np.concatenate([client.rows for client in confusions.clients.values()])
     classes = np.union1d(rows[:, 0], rows[:, 1])
     counts = np.zeros((len(classes), len(classes)))
@@ -150,10 +186,10 @@ def plot_confusion(source: Source, run: str | None = None, by: By | None = None,
             for t, p in zip(*np.nonzero(counts), strict=True):
                 colour = "white" if shares[t, p] > 55 else INK
                 axes.text(p, t, f"{counts[t, p]:.0f}", ha="center", va="center", fontsize=6, color=colour)
-        marks = np.arange(0, len(classes), math.ceil(len(classes) / 25))
-        names = [confusions.name(int(classes[m]))[:14] for m in marks]
-        axes.set_xticks(marks, names, rotation=0 if max(map(len, names)) <= 2 else 90)
-        axes.set_yticks(marks, names)
+        ticks = np.arange(0, len(classes), math.ceil(len(classes) / 25))
+        names = [confusions.name(int(classes[m]))[:14] for m in ticks]
+        axes.set_xticks(ticks, names, rotation=0 if max(map(len, names)) <= 2 else 90)
+        axes.set_yticks(ticks, names)
         axes.set(xlabel="taken for", ylabel="true")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -167,17 +203,29 @@ def plot_confusion(source: Source, run: str | None = None, by: By | None = None,
 def plot_embedding(
     source: Source, run: str | None = None, projection: Projection = "pca", width: Width = "column"
 ) -> Figure:
-    """The embedding space of one run with its prototypes as stars: the last snapshot; on a page the first and middle too."""
-    chosen = _one(_folder(source), run)
+    """Draw the embedding space of one run with its prototypes as stars.
+
+    Args:
+        source: A folder, or results that were read from one.
+        run: The name of the run's folder, where there are several runs.
+        projection: How the space is brought to the plane, `pca` or `tsne`.
+        width: A `column` shows the last snapshot, a `page` the first, the middle and the last.
+
+    Returns:
+        The figure.
+    """
+    chosen = _chosen_run(_folder(source), run)
     snapshots, notes = read_snapshots(chosen.path)
     if not snapshots:
         raise ProtofedError(notes[0] if notes else f"{chosen.path}: it has no snapshots of the embedding space")
-    planes, said = project(thin(snapshots, POINTS), projection)
-    shown = [planes[-1]] if width == "column" else [planes[i] for i in sorted({0, len(planes) // 2, len(planes) - 1})]
+    planes, axes_text = project(thin(snapshots, POINTS), projection)
+    selection = (
+        [planes[-1]] if width == "column" else [planes[i] for i in sorted({0, len(planes) // 2, len(planes) - 1})]
+    )
     with rc_context(STYLE):
-        figure = Drawing(figsize=(WIDTHS[width], WIDTHS[width] / len(shown) + 0.3), layout="constrained")
-        panels = figure.subplots(1, len(shown), sharex=True, sharey=True, squeeze=False)[0]
-        for axes, plane in zip(panels, shown, strict=True):
+        figure = Drawing(figsize=(WIDTHS[width], WIDTHS[width] / len(selection) + 0.3), layout="constrained")
+        panels = figure.subplots(1, len(selection), sharex=True, sharey=True, squeeze=False)[0]
+        for axes, plane in zip(panels, selection, strict=True):
             colours = [CLASSES[c % len(CLASSES)] for c in plane.snapshot.y]
             axes.scatter(*plane.points.T, s=4, c=colours, alpha=0.6, linewidths=0)
             stars = [CLASSES[int(c) % len(CLASSES)] for c in plane.stars[:, 2]]
@@ -185,7 +233,7 @@ def plot_embedding(
             axes.set_title(f"round {plane.snapshot.round}", loc="left")
             axes.set(xticks=[], yticks=[], aspect="equal")
             axes.spines[:].set_visible(True)
-        figure.supxlabel(said, fontsize=6, color=QUIET)
+        figure.supxlabel(axes_text, fontsize=6, color=QUIET)
     return figure
 
 
@@ -196,60 +244,73 @@ def write_figures(
     out: str | Path | None = None,
     projection: Projection = "pca",
 ) -> list[Path]:
-    """Every figure that the folder's files give, into `figures/` or `out`. Of a comparison, clients, confusions and spaces
-    are of the first seed of each variant."""
+    """Draw and write every figure for which the folder has numbers.
+
+    Args:
+        folder: The folder of a run, a comparison or a sweep. Of several seeds, the first one of each variant has figures
+            of clients, confusions and spaces.
+        format: The format of the files: `pdf`, `svg` or `png`.
+        width: The width of the figures: a `column` or a `page`.
+        out: The folder to write to; None takes `figures` in the folder.
+        projection: How embedding spaces are brought to the plane, `pca` or `tsne`.
+
+    Returns:
+        The files.
+
+    Example: `write_figures("runs/digits", format="svg", width="page")`
+    """
     if format not in FORMATS:
         raise ProtofedError(f"--format {format!r}: expected one of {', '.join(FORMATS)}")
     check_projection(projection)
     if width not in WIDTHS:
         raise ProtofedError(f"--width {width!r}: expected one of {', '.join(WIDTHS)}")
     chosen: Width = "column" if width == "column" else "page"
-    found = read_folder(folder)
-    place = Path(folder) / "figures" if out is None else Path(out)
-    drawn: dict[str, Figure] = {}
-    if _has_one_own_way(found):
-        drawn["accuracy"] = plot_accuracy(found, None, chosen)
+    results = read_folder(folder)
+    target = Path(folder) / "figures" if out is None else Path(out)
+    figures: dict[str, Figure] = {}
+    if _has_one_own_way(results):
+        figures["accuracy"] = plot_accuracy(results, None, chosen)
     for by in ("head", "prototype"):
-        if any(number(row, f"accuracy_{by}") is not None for run in found.runs for row in run.metrics):
-            drawn[f"accuracy-{by}"] = plot_accuracy(found, by, chosen)
-    if any(number(row, "loss") is not None for run in found.runs for row in run.rounds):
-        drawn["loss"] = plot_loss(found, chosen)
-    for run in (variant.runs[0] for variant in found.variants if variant.runs):
-        name = f"-{run.name}" if found.comparison else ""
+        if any(number(row, f"accuracy_{by}") is not None for run in results.runs for row in run.metrics):
+            figures[f"accuracy-{by}"] = plot_accuracy(results, by, chosen)
+    if any(number(row, "loss") is not None for run in results.runs for row in run.rounds):
+        figures["loss"] = plot_loss(results, chosen)
+    for run in (variant.runs[0] for variant in results.variants if variant.runs):
+        name = f"-{run.name}" if results.comparison else ""
         if run.clients:
-            drawn[f"clients{name}"] = plot_clients(found, run.name, width=chosen)
+            figures[f"clients{name}"] = plot_clients(results, run.name, width=chosen)
         if run.confusions() is not None:
-            drawn[f"confusion{name}"] = plot_confusion(found, run.name, width=chosen)
+            figures[f"confusion{name}"] = plot_confusion(results, run.name, width=chosen)
         if read_snapshots(run.path)[0]:
-            drawn[f"embedding{name}"] = plot_embedding(found, run.name, projection, chosen)
-    if not drawn:
+            figures[f"embedding{name}"] = plot_embedding(results, run.name, projection, chosen)
+    if not figures:
         raise ProtofedError(f"{folder}: there is nothing to draw yet; no round has been written")
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        return [_save(figure, place / f"{name}.{format}") for name, figure in drawn.items()]
+        target.mkdir(parents=True, exist_ok=True)
+        return [_save(figure, target / f"{name}.{format}") for name, figure in figures.items()]
     except OSError as error:
-        raise ProtofedError(f"{place}: cannot be written ({error.strerror})") from None
+        raise ProtofedError(f"{target}: cannot be written ({error.strerror})") from None
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(path.suffix[1:])
     with rc_context(STYLE):
-        figure.savefig(path, dpi=300, metadata=undated)
+        figure.savefig(path, dpi=300, metadata=metadata)
     return path
 
 
-def _folder(source: Source) -> Folder:
-    return source if isinstance(source, Folder) else read_folder(source)
+def _folder(source: Source) -> StoredResults:
+    return source if isinstance(source, StoredResults) else read_folder(source)
 
 
-def _one(folder: Folder, name: str | None) -> Run:
+def _chosen_run(folder: StoredResults, name: str | None) -> Run:
     runs = {run.name: run for run in folder.runs}
     if name is None and len(runs) == 1:
         return folder.runs[0]
     if name in runs:
         return runs[name]
-    said = "there are several runs" if name is None else f"no run {name!r}"
-    raise ProtofedError(f"{folder.path}: {said}; name one of {', '.join(runs) or 'none (no run has begun)'}")
+    problem = "there are several runs" if name is None else f"no run {name!r}"
+    raise ProtofedError(f"{folder.path}: {problem}; name one of {', '.join(runs) or 'none (no run has begun)'}")
 
 
 def _figure(width: Width, height: float) -> tuple[Figure, Any]:
@@ -262,25 +323,25 @@ def _shades() -> LinearSegmentedColormap:
 
 
 def _lines(
-    folder: Folder, file: Literal["metrics", "rounds"], key: str, title: str, scale: float, width: Width
+    folder: StoredResults, file: Literal["metrics", "rounds"], key: str, title: str, scale: float, width: Width
 ) -> Figure:
     def value(row: JsonRow) -> float | None:
-        found = number(row, key)
-        return None if found is None else scale * found
+        measured = number(row, key)
+        return None if measured is None else scale * measured
 
     spread = None if folder.comparison else over_clients(key, scale)
-    found = [curve(v.label, (getattr(run, file) for run in v.runs), value, spread) for v in folder.variants]
-    if not any(found):
+    curves = [curve(v.label, (getattr(run, file) for run in v.runs), value, spread) for v in folder.variants]
+    if not any(curves):
         raise ProtofedError(f"{folder.path}: {key} has not been measured yet ({file}.jsonl)")
     with rc_context(STYLE):
         figure, axes = _figure(width, 0.62 * WIDTHS[width] if width == "column" else 2.8)
-        for i, line in enumerate(found):
+        for i, line in enumerate(curves):
             if line is None:
                 continue
             colour = SERIES[i % len(SERIES)]
             dash = DASHES[i // len(SERIES) % len(DASHES)]
-            mark = "o" if len(line["x"]) == 1 else ""
-            axes.plot(line["x"], line["y"], color=colour, linestyle=dash, marker=mark, label=line["label"])
+            marker = "o" if len(line["x"]) == 1 else ""
+            axes.plot(line["x"], line["y"], color=colour, linestyle=dash, marker=marker, label=line["label"])
             if "low" in line:
                 axes.fill_between(line["x"], line["low"], line["high"], color=colour, alpha=0.15, linewidth=0)
         axes.grid(axis="y")
@@ -288,6 +349,6 @@ def _lines(
         axes.set(xlabel="round", ylabel=title)
         if scale == 100.0:
             axes.set_ylim(top=min(axes.get_ylim()[1], 101))
-        if sum(line is not None for line in found) > 1:
+        if sum(line is not None for line in curves) > 1:
             axes.legend(frameon=False, ncols=2 if width == "column" else 4)
     return figure

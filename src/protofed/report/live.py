@@ -1,4 +1,4 @@
-"""The live view: the report's page, served on this host while the run goes on. It answers two addresses and no other."""
+"""The live view serves the report's page on this host while the run goes on. It answers two addresses and no other."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ PORT = 8642
 FILES = ("*.json", "*.jsonl", "*.toml", "snapshots/*.npz")
 
 
-class Source:
+class ContentCache:
     """The content of a folder, made anew only when one of its files has changed."""
 
     def __init__(self, folder: Path, projection: Projection = "pca") -> None:
         self.folder, self.projection = folder, projection
         self._lock = threading.Lock()
-        self._seen: tuple[tuple[str, int, int], ...] | None = None
-        self._shown: dict[str, Any] = {}
+        self._stamps: tuple[tuple[str, int, int], ...] | None = None
+        self._content: dict[str, Any] = {}
 
-    def shown(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
+        """What the page shows now."""
         with self._lock:
-            seen = self._stamps()
-            if seen != self._seen:
-                self._shown = content(self.folder, self.projection)
-                self._seen = seen
-            return self._shown
+            stamps = self._current_stamps()
+            if stamps != self._stamps:
+                self._content = content(self.folder, self.projection)
+                self._stamps = stamps
+            return self._content
 
-    def _stamps(self) -> tuple[tuple[str, int, int], ...]:
+    def _current_stamps(self) -> tuple[tuple[str, int, int], ...]:
         stamps = []
         for pattern in FILES:
             for file in (*self.folder.glob(pattern), *self.folder.glob(f"*/{pattern}")):
@@ -63,17 +64,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "there is only the report here: /")
             return
         try:
-            shown = self.server.source.shown()
+            parts = self.server.cache.content()
         except ProtofedError as error:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
             return
         if path == "/":
-            self._send(HTTPStatus.OK, "text/html", render(shown, live=True))
+            self._send(HTTPStatus.OK, "text/html", render(parts, live=True))
         else:
-            self._send(HTTPStatus.OK, "application/json", embedded(shown))
+            self._send(HTTPStatus.OK, "application/json", embedded(parts))
 
     def _host(self) -> str:
-        """Whom the browser believes to talk to: a foreign page must not read the report under its own name."""
+        """The host name that the browser used: a page of another site must not read the report under a name of its own."""
         host = self.headers.get("Host", "")
         name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
         return name.lower()
@@ -81,32 +82,32 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()
         tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        same = status is HTTPStatus.OK and self.headers.get("If-None-Match") == tag
-        self.send_response(HTTPStatus.NOT_MODIFIED if same else status)
+        unchanged = status is HTTPStatus.OK and self.headers.get("If-None-Match") == tag
+        self.send_response(HTTPStatus.NOT_MODIFIED if unchanged else status)
         self.send_header("ETag", tag)
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
-        if not same:
+        if not unchanged:
             self.send_header("Content-Type", f"{kind}; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if not same:
+        if not unchanged:
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: a page asks every two seconds."""
+        """Log nothing, because a page sends a request every two seconds."""
 
 
 class LiveServer(ThreadingHTTPServer):
-    """A server of one folder's report. It serves whoever asks at the same time, each in a thread of its own."""
+    """A server of one folder's report. It answers several requests at the same time, each in a thread of its own."""
 
     daemon_threads = True
-    request_queue_size = 256  # how many may wait to be accepted; the standard library's 5 turns away a busy browser
+    request_queue_size = 256  # connections that may wait; the standard library's 5 are too few for a busy browser
 
     def __init__(self, folder: Path, port: int, host: str, projection: Projection = "pca") -> None:
         check_projection(projection)
-        self.source = Source(folder, projection)
-        self.source.shown()  # what is wrong with the folder is said before anything is served
+        self.cache = ContentCache(folder, projection)
+        self.cache.content()  # a problem of the folder is an error before anything is served
         self.loopback = host.lower() in LOOPBACK
         try:
             super().__init__((host, port), _Handler)
@@ -115,10 +116,11 @@ class LiveServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
+        """The address of the page."""
         return f"http://{self.server_address[0]!s}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that went away; anything else is a bug and shows its traceback."""
+        """Ignore a client that closed its connection; anything else is a bug and shows its traceback."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
@@ -137,7 +139,9 @@ def serve(
         port: The port to listen on; 0 takes any that is free.
         host: The address to listen on.
         projection: How embedding spaces are brought to the plane.
-        say: A function that is told the address of the page once it can be opened.
+        say: A function that is called with the address of the page once it can be opened.
+
+    Example: `serve("runs/digits", port=8000)`
     """
     try:
         with LiveServer(Path(folder), port, host, projection) as server:

@@ -1,4 +1,4 @@
-"""Snapshots of the embedding space, brought to the plane with the same axes for every round."""
+"""Snapshots of the embedding space, projected to a plane that is the same for every round."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PROJECTIONS: tuple[Projection, ...] = ("pca", "tsne")
 NAME = re.compile(r"round-(\d+)\.npz")
 SIDE = 1000  # coordinates are whole numbers from 0 to this
 MOST_SNAPSHOTS = 40
-MOST_STARS = 400  # prototypes of one snapshot; of more, the mean over banks is shown
-MOST_FITTED = 2500  # points that t-SNE is asked to place: it takes minutes for many more
+MOST_STARS = 400  # prototypes of one snapshot; where there are more, the mean over banks is shown
+MOST_FITTED = 2500  # points of t-SNE, which takes minutes for many more
 ALL_MATRICES = 30  # classes up to which every snapshot has its similarity matrix, not only the last
 
 
@@ -41,7 +41,7 @@ class Snapshot:
         return means, np.asarray(self.known.any(axis=0))
 
     def similarity(self) -> np.ndarray:
-        """Cosine between prototypes `[C, C]`, NaN where a class is not known."""
+        """The cosine between prototypes `[C, C]`, NaN where a class is not known."""
         means, known = self.mean_bank()
         unit = means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)
         cosine = unit @ unit.T
@@ -51,8 +51,16 @@ class Snapshot:
 
 
 def read_snapshot(file: Path) -> Snapshot:
-    found = NAME.fullmatch(file.name)
-    if found is None:
+    """Read one snapshot, without embeddings and prototypes that are not finite.
+
+    Args:
+        file: A file `round-NUMBER.npz`.
+
+    Returns:
+        The snapshot. A file that is damaged or has other arrays is an error.
+    """
+    match = NAME.fullmatch(file.name)
+    if match is None:
         raise ProtofedError(f"{file}: expected a name such as round-000010.npz")
     try:
         with np.load(file, allow_pickle=False) as stored:
@@ -71,18 +79,25 @@ def read_snapshot(file: Path) -> Snapshot:
             f"{z.shape}, y {y.shape}, client {client.shape}, prototypes {prototypes.shape}, known {known.shape}"
         )
     z = z.astype(np.float64)
-    whole = np.isfinite(z).all(axis=1)
+    finite = np.isfinite(z).all(axis=1)
     known = known.astype(bool) & np.isfinite(prototypes).all(axis=2)
     prototypes = np.where(known[..., None], prototypes, 0.0)
-    return Snapshot(int(found[1]), z[whole], y[whole].astype(int), client[whole].astype(int), prototypes, known)
+    return Snapshot(int(match[1]), z[finite], y[finite].astype(int), client[finite].astype(int), prototypes, known)
 
 
 def read_snapshots(folder: Path) -> tuple[list[Snapshot], list[str]]:
-    """A run's snapshots by round, evenly thinned to `MOST_SNAPSHOTS`; and what could not be read."""
+    """Read the snapshots of a run.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The snapshots by round, evenly thinned to `MOST_SNAPSHOTS`, and notes of what could not be read.
+    """
     files = sorted(file for file in (folder / "snapshots").glob("round-*.npz") if file.is_file())
     if len(files) > MOST_SNAPSHOTS:
         files = [files[i] for i in np.linspace(0, len(files) - 1, MOST_SNAPSHOTS).round().astype(int)]
-    found: list[Snapshot] = []
+    snapshots: list[Snapshot] = []
     notes: list[str] = []
     for file in files:
         try:
@@ -90,32 +105,35 @@ def read_snapshots(folder: Path) -> tuple[list[Snapshot], list[str]]:
         except ProtofedError as error:
             notes.append(str(error))
             continue
-        if found and snapshot.z.shape[1] != found[0].z.shape[1]:
-            expected, came = found[0].z.shape[1], snapshot.z.shape[1]
+        if snapshots and snapshot.z.shape[1] != snapshots[0].z.shape[1]:
+            expected, dim = snapshots[0].z.shape[1], snapshot.z.shape[1]
             notes.append(
-                f"{file}: expected embeddings of {expected} dimensions as in round {found[0].round}, got {came}"
+                f"{file}: expected embeddings of {expected} dimensions as in round {snapshots[0].round}, got {dim}"
             )
         elif len(snapshot.z) == 0:
             notes.append(f"{file}: it holds no finite embedding")
         else:
-            found.append(snapshot)
-    return found, notes
+            snapshots.append(snapshot)
+    return snapshots, notes
 
 
 def thin(snapshots: Sequence[Snapshot], most: int) -> list[Snapshot]:
-    """At most `most` points a snapshot: the same rows in each where all have as many, so that a point can be followed."""
+    """Reduce snapshots to at most `most` points each.
+
+    Snapshots with the same number of points keep the same rows, so that a point can be followed over the rounds.
+    """
     thinned = []
     for snapshot in snapshots:
         n = len(snapshot.z)
-        keep = np.sort(np.random.default_rng(0).permutation(n)[:most])
-        arrays = (snapshot.z[keep], snapshot.y[keep], snapshot.client[keep])
+        rows = np.sort(np.random.default_rng(0).permutation(n)[:most])
+        arrays = (snapshot.z[rows], snapshot.y[rows], snapshot.client[rows])
         thinned.append(Snapshot(snapshot.round, *arrays, snapshot.prototypes, snapshot.known))
     return thinned
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Points `[n, 2]` and stars (`x, y, class, bank` by row) of one snapshot."""
+    """A snapshot in the plane: points `[n, 2]`, and stars with the columns x, y, class and bank."""
 
     snapshot: Snapshot
     points: np.ndarray
@@ -123,7 +141,15 @@ class Plane:
 
 
 def project(snapshots: Sequence[Snapshot], how: Projection = "pca") -> tuple[list[Plane], str]:
-    """All snapshots in one plane, fitted on all of them together; and a line that says what the axes are."""
+    """Project all snapshots to one plane, which is fitted on all of them together.
+
+    Args:
+        snapshots: Snapshots of embeddings of the same dimension.
+        how: `pca` or `tsne`.
+
+    Returns:
+        A plane for each snapshot, and a line that says what the axes are.
+    """
     dim = snapshots[0].z.shape[1]
     banks = [_stars(snapshot, dim) for snapshot in snapshots]
     if how == "tsne":
@@ -131,19 +157,19 @@ def project(snapshots: Sequence[Snapshot], how: Projection = "pca") -> tuple[lis
     parts = [part for snapshot, (vectors, _) in zip(snapshots, banks, strict=True) for part in (snapshot.z, vectors)]
     ends = np.cumsum([len(part) for part in parts])[:-1]
     if how == "tsne":
-        flat, said = _tsne(np.concatenate(parts))
+        flat, axes_text = _tsne(np.concatenate(parts))
     else:
-        flat, said = _pca(np.concatenate([snapshot.z for snapshot in snapshots]), np.concatenate(parts))
+        flat, axes_text = _pca(np.concatenate([snapshot.z for snapshot in snapshots]), np.concatenate(parts))
     pieces = np.split(flat, ends)
     planes = []
     for i, snapshot in enumerate(snapshots):
         labels = banks[i][1]
         planes.append(Plane(snapshot, pieces[2 * i], np.concatenate([pieces[2 * i + 1], labels], axis=1)))
-    return planes, said
+    return planes, axes_text
 
 
 def _stars(snapshot: Snapshot, dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Vectors `[m, d]` of the known prototypes, and class and bank of each; none where they live in another space."""
+    """The vectors `[m, d]` of known prototypes, and the class and bank of each; none where they have another dimension."""
     if snapshot.prototypes.shape[2] != dim:
         return np.zeros((0, dim)), np.zeros((0, 2))
     prototypes, known = snapshot.prototypes, snapshot.known
@@ -155,7 +181,7 @@ def _stars(snapshot: Snapshot, dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pca(fitted: np.ndarray, placed: np.ndarray) -> tuple[np.ndarray, str]:
-    """Principal components of `fitted`; the sign of each is such that its largest entry is positive."""
+    """Project to the principal components of `fitted`, each with the sign that makes its largest entry positive."""
     centre = fitted.mean(axis=0)
     values, vectors = np.linalg.eigh(np.cov(fitted - centre, rowvar=False, bias=True).reshape(fitted.shape[1], -1))
     axes = vectors[:, ::-1][:, :2]
@@ -178,10 +204,19 @@ def _tsne(placed: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def space(snapshots: Sequence[Snapshot], how: Projection, most: int) -> dict[str, Any]:
-    """As the page draws it: whole numbers in a square, the same scale on both axes."""
-    planes, said = project(thin(snapshots, most), how)
-    everything = np.concatenate([part for p in planes for part in (p.points, p.stars[:, :2])])
-    low, high = everything.min(axis=0), everything.max(axis=0)
+    """Make an embedding space as the page draws it: whole numbers in a square, with the same scale on both axes.
+
+    Args:
+        snapshots: The snapshots of a run.
+        how: The projection, `pca` or `tsne`.
+        most: The largest number of points of a snapshot.
+
+    Returns:
+        The frames of the space, one per snapshot, and what the axes are.
+    """
+    planes, axes_text = project(thin(snapshots, most), how)
+    positions = np.concatenate([part for p in planes for part in (p.points, p.stars[:, :2])])
+    low, high = positions.min(axis=0), positions.max(axis=0)
     scale = SIDE / max(float((high - low).max()), 1e-9)
     offset = (SIDE - scale * (high - low)) / 2
 
@@ -208,8 +243,8 @@ def space(snapshots: Sequence[Snapshot], how: Projection, most: int) -> dict[str
     if all(f["y"] == first["y"] and f["client"] == first["client"] for f in frames):
         for frame in frames[1:]:  # the same samples in every round: their classes and clients are written once
             frame["y"] = frame["client"] = None
-    shown = len(planes[0].points)
-    about = f"{said}; {shown:,} of {len(snapshots[0].z):,} samples" if shown < len(snapshots[0].z) else said
+    points, samples = len(planes[0].points), len(snapshots[0].z)
+    about = f"{axes_text}; {points:,} of {samples:,} samples" if points < samples else axes_text
     return {"about": about, "banks": banks, "classes": classes, "frames": frames}
 
 

@@ -12,7 +12,15 @@ from ..results.tables import COSTS, MISSING, Column, Row, caption, comparison_ce
 
 
 def comparison_table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> Table:
-    """The table of a comparison, with the best of each column bold and the second underlined."""
+    """Make the table of a comparison for the terminal, the best of each column bold and the second underlined.
+
+    Args:
+        rows: The variants.
+        columns: The names of the columns; None takes the default ones.
+
+    Returns:
+        The table.
+    """
     header, lines = comparison_cells(rows, columns)
     table = Table(caption=caption(rows), caption_justify="left")
     for i, name in enumerate(header):
@@ -24,7 +32,7 @@ def comparison_table(rows: Sequence[Row], columns: Sequence[str] | None = None) 
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """One run: each way of summing up, by head and by prototype, and whatever else was measured."""
+    """Make the table of one run for the terminal: the last round, the mean of the last five and the best on validation."""
     table = Table(title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds")
     columns = [parse_column(name) for name in default_columns([summary]) if name not in COSTS]
     table.add_column("accuracy in %, mean ± deviation over clients")

@@ -76,18 +76,19 @@ def pack(folder: Path, out: Path) -> list[Path]:
 
 
 def _entries(folder: Path, cell: str) -> Iterator[dict[str, Any]]:
-    place = folder / cell
-    yield {"run": cell, "file": SETTINGS, "content": (place / SETTINGS).read_text(encoding="utf-8")}
+    """The files of a cell, one entry per row or file."""
+    run = folder / cell
+    yield {"run": cell, "file": SETTINGS, "content": (run / SETTINGS).read_text(encoding="utf-8")}
     for name in ROW_FILES:
-        if (place / name).is_file():
-            for line in (place / name).read_text(encoding="utf-8").splitlines():
+        if (run / name).is_file():
+            for line in (run / name).read_text(encoding="utf-8").splitlines():
                 yield {"run": cell, "file": name, "content": json.loads(line)}
-    if (place / CONFUSIONS).is_file():
-        yield {"run": cell, "file": CONFUSIONS, "content": json.loads((place / CONFUSIONS).read_text(encoding="utf-8"))}
+    if (run / CONFUSIONS).is_file():
+        yield {"run": cell, "file": CONFUSIONS, "content": json.loads((run / CONFUSIONS).read_text(encoding="utf-8"))}
 
 
 def read_summaries(folder: Path) -> dict[str, Any]:
-    """The summaries of an archive, by the name of the run."""
+    """Read the summaries of an archive, by the name of the run."""
     file = folder / SUMMARIES
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
@@ -96,7 +97,10 @@ def read_summaries(folder: Path) -> dict[str, Any]:
 
 
 def read_archive(folder: Path) -> dict[str, ArchivedRun]:
-    """All of an archive, by the name of the run."""
+    """Read all of an archive, by the name of the run.
+
+    Example: `read_archive(Path("results/digits"))["fedsap-seed1234"].summary`
+    """
     runs: dict[str, ArchivedRun] = {}
     file = folder / ROWS
     try:

@@ -33,7 +33,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """What `comparison.json` holds: the variants, the seeds, each cell's settings as written, the tables' columns."""
+    """The content of `comparison.json`.
+
+    Attributes:
+        variants: The lines of the comparison.
+        seeds: The seeds, with each of which every variant is run.
+        settings: The settings of each cell, by its name.
+        columns: The columns of the tables, where a person has chosen them.
+    """
 
     variants: list[Variant]
     seeds: list[int]
@@ -41,14 +48,14 @@ class ComparisonRecord:
     columns: list[str] | None = None
 
     def to_json(self) -> str:
-        """The text of the file."""
-        chosen = {} if self.columns is None else {"columns": self.columns}
+        """Write the text of the file."""
+        columns = {} if self.columns is None else {"columns": self.columns}
         variants = [dataclasses.asdict(variant) for variant in self.variants]
-        return json.dumps({"variants": variants, "seeds": self.seeds, **chosen, "settings": self.settings}, indent=1)
+        return json.dumps({"variants": variants, "seeds": self.seeds, **columns, "settings": self.settings}, indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> ComparisonRecord:
-        """Read the text of the file. The first folders have `methods` in place of `variants`: one for each method."""
+        """Read the text of the file. Early folders list `methods` in place of `variants`, and each of them is a variant."""
         record = json.loads(text)
         if "variants" in record:
             variants = [Variant(**variant) for variant in record["variants"]]
@@ -67,7 +74,10 @@ class ComparisonRecord:
 
 
 class ComparisonFolder:
-    """The files of a comparison that are not those of its runs. Whoever writes them holds the folder's lock."""
+    """The files of a comparison beside its runs. A process must hold the folder's lock to write them.
+
+    Example: `ComparisonFolder(Path("runs/digits")).read().seeds`
+    """
 
     def __init__(self, path: Path, lock: FolderLock | None = None) -> None:
         self.path, self._lock = path, lock
@@ -78,7 +88,7 @@ class ComparisonFolder:
 
     @classmethod
     def create(cls, path: Path, record: ComparisonRecord) -> ComparisonFolder:
-        """Make a new folder, locked; one that holds something already is an error."""
+        """Make a new folder and lock it. A folder that holds something already is an error."""
         return cls(path, make_folder(path, {COMPARISON: record.to_json().encode()}))
 
     @classmethod
@@ -87,12 +97,12 @@ class ComparisonFolder:
         return cls(path, FolderLock(path).acquire())
 
     def close(self) -> None:
-        """Give the lock back, where this object has it."""
+        """Release the lock, where this object holds it."""
         if self._lock is not None:
             self._lock.release()
 
     def read(self) -> ComparisonRecord:
-        """What `comparison.json` holds."""
+        """Read `comparison.json`."""
         file = self.path / COMPARISON
         try:
             return ComparisonRecord.from_json(file.read_text(encoding="utf-8"))
@@ -102,7 +112,7 @@ class ComparisonFolder:
             raise ProtofedError(f"{file}: not readable ({type(error).__name__}: {error})") from None
 
     def read_whole(self) -> ComparisonRecord:
-        """What `comparison.json` holds, with the settings of every cell: what it takes to go on."""
+        """Read `comparison.json` to go on with the comparison: the settings of every cell must be in it."""
         record = self.read()
         for cell in record.cells:
             if cell not in record.settings:
@@ -112,11 +122,11 @@ class ComparisonFolder:
         return record
 
     def write(self, record: ComparisonRecord) -> None:
-        """Write the record anew, where it has other seeds than before."""
+        """Replace `comparison.json`, as is done where the record has other seeds than before."""
         disk.write_atomically(self.path / COMPARISON, record.to_json().encode())
 
     def failures(self) -> dict[str, str]:
-        """The cells that have failed, and why."""
+        """Read which cells have failed, and why."""
         file = self.path / FAILED
         try:
             failures = json.loads(file.read_text(encoding="utf-8"))
@@ -127,7 +137,7 @@ class ComparisonFolder:
             raise ProtofedError(f"{file}: not readable ({type(error).__name__}: {error})") from None
 
     def write_failures(self, failures: Mapping[str, str]) -> None:
-        """Write the cells that have failed; where there are none the file goes."""
+        """Write which cells have failed and why. Where none has, the file is removed."""
         if failures:
             disk.write_atomically(self.path / FAILED, (json.dumps(dict(failures), indent=1) + "\n").encode())
         else:
@@ -135,5 +145,5 @@ class ComparisonFolder:
 
 
 def failures_of(variant: Variant, seeds: list[int], failures: Mapping[str, str]) -> dict[int, str]:
-    """Why runs of a variant failed, by seed."""
+    """The reasons why runs of a variant failed, by seed."""
     return {seed: failures[variant.cell(seed)] for seed in seeds if variant.cell(seed) in failures}

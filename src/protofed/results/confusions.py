@@ -1,4 +1,4 @@
-"""Who was taken for whom: the confusion matrices that a run wrote, client by client."""
+"""The confusion matrices that a run wrote, client by client: which class was taken for which."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Rows = Annotated[list[tuple[Index, Index, Times]], pydantic.Field(min_length=1)]
 
 
 class _Client(pydantic.BaseModel):
-    """A method that trains no head has no rows by head, one without prototypes none by prototype."""
+    """The rows of a client. A method without a head has none by head, and one without prototypes none by prototype."""
 
     head: Rows | None = None
     prototype: Rows | None = None
 
     @pydantic.model_validator(mode="after")
-    def _one_at_least(self) -> _Client:
+    def _has_a_prediction(self) -> _Client:
         if self.head is None and self.prototype is None:
-            raise ValueError("neither head nor prototype is there")
+            raise ValueError("neither head nor prototype is present")
         return self
 
 
 class _File(pydantic.BaseModel):
-    """`confusion.json`. Before `values` were written there was no telling which classes are numbers."""
+    """The content of `confusion.json`. Early files have no `values`, which say that classes are numbers."""
 
     round: int
     classes: list[str]
@@ -43,33 +43,50 @@ class _File(pydantic.BaseModel):
     clients: Annotated[dict[str, _Client], pydantic.Field(min_length=1)]
 
     @pydantic.model_validator(mode="after")
-    def _every_class_is_there(self) -> _File:
+    def _names_every_class(self) -> _File:
         top = max(max(row[:2]) for c in self.clients.values() for row in (*(c.head or ()), *(c.prototype or ())))
-        for key, those in (("classes", self.classes), ("values", self.values)):
-            if those and len(those) <= top:
-                raise ValueError(f"{key} has {len(those)} entries, and a row names class {top}")
+        for key, entries in (("classes", self.classes), ("values", self.values)):
+            if entries and len(entries) <= top:
+                raise ValueError(f"{key} has {len(entries)} entries, and a row names class {top}")
         return self
 
 
 @dataclass(frozen=True)
 class Confusions:
-    """What the clients of one run took for what. `values` is empty where classes are no numbers."""
+    """The confusions of the clients of one run.
+
+    Attributes:
+        round: The round after which they were counted.
+        by: The prediction they are of.
+        names: The names of the classes.
+        values: The classes as numbers; it is empty where they are none.
+        clients: By the name of the client, how often it took which class for which.
+        predictions: The predictions that were stored.
+    """
 
     round: int
     by: By
     names: Sequence[str]
     values: Sequence[float]
     clients: dict[str, Confusion]
-    ways: Sequence[By] = ("head", "prototype")  # that were stored
+    predictions: Sequence[By] = ("head", "prototype")
 
     def name(self, c: int) -> str:
+        """The name of a class, or its number where classes have no names."""
         return self.names[c] if self.names else str(c)
 
 
 def read_confusions(folder: Path, by: By | None = None) -> Confusions:
-    """Read a run's `confusion.json`, of a finished run or of one under way.
+    """Read a run's `confusion.json`, whether the run has finished or is under way.
 
-    Unless `by` says otherwise, what the head predicts, or the prototypes where no head is trained.
+    Args:
+        folder: The run folder, or the name of a run within an archive.
+        by: The prediction; None takes the head, or the prototypes where the method trains no head.
+
+    Returns:
+        The confusions of all clients.
+
+    Example: `read_confusions(Path("runs/digits-fedsap"), by="prototype")`
     """
     if not folder.is_dir():
         stored = read_archive(folder.parent).get(folder.name) if is_archive(folder.parent) else None
@@ -96,18 +113,29 @@ def read_confusions(folder: Path, by: By | None = None) -> Confusions:
 
 
 def parse_confusions(file: Path, text: str | bytes, by: By | None = None) -> Confusions:
-    """Confusions from the text of a `confusion.json`; `file` is what errors name."""
+    """Read confusions from the text of a `confusion.json`.
+
+    Args:
+        file: The file that errors name.
+        text: Its text.
+        by: The prediction; None takes the first that was stored.
+
+    Returns:
+        The confusions of all clients.
+    """
     folder = file.parent
     try:
         stored = _File.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{file}: not readable ({first_problem(error)})") from None
-    ways: tuple[By, ...] = ("head", "prototype")
-    ways = tuple(way for way in ways if all(getattr(client, way) is not None for client in stored.clients.values()))
-    if not ways:
-        raise ProtofedError(f"{file}: not readable (neither head nor prototype is there for all clients)")
-    if by is not None and by not in ways:
-        raise ProtofedError(f"{folder}: no predictions by {by}, as this method has none; use --by {ways[0]}")
-    by = by or ways[0]
+    kinds: tuple[By, ...] = ("head", "prototype")
+    kinds = tuple(
+        kind for kind in kinds if all(getattr(client, kind) is not None for client in stored.clients.values())
+    )
+    if not kinds:
+        raise ProtofedError(f"{file}: not readable (neither head nor prototype is present for all clients)")
+    if by is not None and by not in kinds:
+        raise ProtofedError(f"{folder}: no predictions by {by}, as this method has none; use --by {kinds[0]}")
+    by = by or kinds[0]
     clients = {name: Confusion(np.array(getattr(client, by))) for name, client in stored.clients.items()}
-    return Confusions(stored.round, by, stored.classes, stored.values, clients, ways)
+    return Confusions(stored.round, by, stored.classes, stored.values, clients, kinds)

@@ -1,4 +1,4 @@
-"""The run folder as its one writer sees it: made in one step, locked for the whole run, and accounted for.
+"""The run folder for its one writer, which makes it in one step, locks it for the whole run and accounts for its rows.
 
 | file | one object per | what is in it |
 | --- | --- | --- |
@@ -56,7 +56,7 @@ RUN, SETTINGS, CONFUSIONS, SNAPSHOTS, COMPARISON = (
 
 
 def reserve(base: Path) -> Path:
-    """A new empty folder called `base`, or `base-2` and so on where that name is taken: two callers never get the same.
+    """Make an empty folder called `base`, or `base-2` and so on where that name is taken. No two callers get the same.
 
     Example: `reserve(Path("runs/20260101-120000-fedsap-digits"))`
     """
@@ -73,7 +73,7 @@ def reserve(base: Path) -> Path:
 
 
 def check_free(path: Path) -> None:
-    """Refuse a folder that holds something, so that no run overwrites another; an empty one may be taken."""
+    """Raise an error where a folder holds something, so that no run overwrites another. An empty one may be taken."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if any((path / name).is_file() for name in (SETTINGS, COMPARISON)):
@@ -84,7 +84,7 @@ def check_free(path: Path) -> None:
 
 
 def make_folder(path: Path, files: Mapping[str, bytes]) -> FolderLock:
-    """Make a folder that has its first files, and its lock, from the moment it is there.
+    """Make a folder that has its first files and its lock from the moment it exists.
 
     Args:
         path: The folder. It must not exist, or be empty.
@@ -92,6 +92,8 @@ def make_folder(path: Path, files: Mapping[str, bytes]) -> FolderLock:
 
     Returns:
         The lock of the folder, held by this process.
+
+    Example: `make_folder(Path("runs/digits"), {"comparison.json": text.encode()}).release()`
     """
     check_free(path)
     work = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -121,14 +123,14 @@ def make_folder(path: Path, files: Mapping[str, bytes]) -> FolderLock:
 
 @dataclass
 class History:
-    """The rows of a run so far: one per round, one per evaluated round, and the clients' of the last evaluations."""
+    """The rows of a run so far: one per round, one per evaluated round, and the clients' rows of the last evaluations."""
 
     rounds: list[RoundRow] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     clients: list[ClientsRow] = field(default_factory=list)
 
     def add(self, row: RoundRow, evaluation: EvaluationRow | None = None, clients: ClientsRow | None = None) -> None:
-        """Take in a round, and its evaluation where it had one."""
+        """Add the row of a round, and its evaluation where it had one."""
         self.rounds.append(row)
         if evaluation is not None and clients is not None:
             self.evaluations.append(evaluation)
@@ -136,7 +138,10 @@ class History:
 
 
 class RunFolder:
-    """A run folder that this process writes. It holds the folder's lock until `close`."""
+    """A run folder that this process writes. It holds the folder's lock until `close`.
+
+    Example: `RunFolder.open(Path("runs/digits-fedsap")).settings()`
+    """
 
     def __init__(self, path: Path, lock: FolderLock) -> None:
         self.path, self._lock = path, lock
@@ -147,12 +152,15 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: str, about: Mapping[str, Any]) -> RunFolder:
-        """Make a new run folder; one that holds something already is an error.
+        """Make a new run folder. A folder that holds something already is an error.
 
         Args:
             path: The folder.
             settings: The text of `settings.toml`.
-            about: What `run.json` is to hold beside the format and the digest of the settings, such as that of the data.
+            about: Entries of `run.json` beside the format and the digest of the settings, such as the digest of the data.
+
+        Returns:
+            The folder, locked by this process.
         """
         text = settings.encode()
         record = {"format": FORMAT, "settings": hashlib.sha256(text).hexdigest(), **about}
@@ -165,16 +173,16 @@ class RunFolder:
         return cls(path, FolderLock(path).acquire())
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         self._lock.release()
 
     @property
     def checkpoint(self) -> Path:
-        """Where the run's checkpoints are."""
+        """The folder of the run's checkpoints."""
         return self.path / "checkpoint"
 
     def about(self) -> dict[str, Any]:
-        """What `run.json` holds, after the settings were compared with their digest."""
+        """Read `run.json`, and compare the settings with their digest."""
         file = self.path / RUN
         try:
             record = disk.opened(file.read_bytes(), file)
@@ -196,11 +204,11 @@ class RunFolder:
         return record
 
     def settings(self) -> dict[str, Any]:
-        """The settings as they stand in `settings.toml`."""
+        """Read the settings of `settings.toml`."""
         return read_settings(self.path)
 
     def append(self, row: RoundRow, evaluation: EvaluationRow | None, clients: ClientsRow | None) -> None:
-        """Write a round, and its evaluation where it had one."""
+        """Append the row of a round to its file, and the rows of its evaluation where it had one."""
         for name, content in ((ROUNDS, row), (EVALUATIONS, evaluation), (CLIENTS, clients)):
             if content is None:
                 continue
@@ -212,11 +220,11 @@ class RunFolder:
             self._bytes[name] += len(line)
 
     def write_confusions(self, confusions: Mapping[str, Any]) -> None:
-        """Write who was taken for whom at the last evaluation."""
+        """Write `confusion.json`: which class was taken for which at the last evaluation."""
         disk.write_atomically(self.path / CONFUSIONS, json.dumps(confusions).encode())
 
     def write_snapshot(self, round: int, content: bytes) -> None:
-        """Write embeddings of a pictured round, an `.npz` file."""
+        """Write the snapshot of a round: the content of an `.npz` file of embeddings and prototypes."""
         folder = self.path / SNAPSHOTS
         with disk.writing(folder):
             folder.mkdir(exist_ok=True)
@@ -225,7 +233,7 @@ class RunFolder:
         self._snapshots[name] = hashlib.sha256(content).hexdigest()
 
     def account(self) -> dict[str, Any]:
-        """What has been written so far, for the checkpoint that counts on it; it is on the disk when this returns."""
+        """Count the rows and snapshots written so far, for a checkpoint that refers to them; they are durable on return."""
         for name in ROW_FILES:
             if self._rows[name]:
                 disk.sync_file(self.path / name)
@@ -240,10 +248,10 @@ class RunFolder:
         }
 
     def check_account(self, account: Mapping[str, Any], finished: bool = False) -> None:
-        """Refuse a checkpoint whose rows or snapshots are not there as they were.
+        """Raise an error where rows or snapshots that a checkpoint refers to are missing or changed.
 
         Args:
-            account: What `account` gave when the checkpoint was written.
+            account: The account of the time when the checkpoint was written.
             finished: Whether no round is left to run, so that `confusion.json` will not be written again either.
         """
         for name, counted in account["rows"].items():
@@ -251,15 +259,15 @@ class RunFolder:
             size = file.stat().st_size if file.is_file() else 0
             if size < length or (length and disk.digest_of(file, length) != counted["digest"]):
                 raise ProtofedError(f"{file}: rows are missing or changed ({counted['rows']} were written)")
-        named = {self.path / SNAPSHOTS / name: digest for name, digest in account["snapshots"].items()}
+        digests = {self.path / SNAPSHOTS / name: digest for name, digest in account["snapshots"].items()}
         if finished and account["confusions"] is not None:
-            named[self.path / CONFUSIONS] = account["confusions"]
-        for file, digest in named.items():
+            digests[self.path / CONFUSIONS] = account["confusions"]
+        for file, digest in digests.items():
             if not file.is_file() or disk.digest_of(file) != digest:
                 raise ProtofedError(f"{file}: missing or changed since it was written")
 
     def rewind(self, account: Mapping[str, Any] | None) -> History:
-        """Forget what was written after a checkpoint, as it is about to be run again.
+        """Remove what was written after a checkpoint, because those rounds are about to be run again.
 
         Args:
             account: The checkpoint's account, which has been checked; None where the run starts from the beginning.
@@ -286,19 +294,19 @@ class RunFolder:
             if file.name not in self._snapshots:
                 file.unlink()
         (self.path / SUMMARY).unlink(missing_ok=True)
-        for place in (self.path, self.path / SNAPSHOTS, self.checkpoint):
-            for leftover in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+        for folder in (self.path, self.path / SNAPSHOTS, self.checkpoint):
+            for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         return History(rows[ROUNDS], rows[EVALUATIONS], rows[CLIENTS][-LAST:])
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary, with digests of the rows it was made of; from then on the run has finished."""
+        """Write the summary, with digests of the rows it was made of. Its presence means that the run has finished."""
         rows = {name: counted["digest"] for name, counted in self.account()["rows"].items()}
         disk.write_atomically(self.path / SUMMARY, disk.sealed({**finite(summary), "rows": rows}))
 
 
 def check_is_run(path: Path) -> None:
-    """Refuse what is not a run folder."""
+    """Raise an error where a folder is not a run folder."""
     if not path.is_dir():
         raise ProtofedError(f"{path}: no such run folder")
     if not (path / SETTINGS).is_file():
@@ -306,7 +314,7 @@ def check_is_run(path: Path) -> None:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A run's settings as they stand in its folder."""
+    """Read a run's settings from its folder: `read_settings(Path("runs/digits-fedsap"))["rounds"]`."""
     file = path / SETTINGS
     try:
         return parse_settings(file, file.read_text(encoding="utf-8"))
@@ -317,7 +325,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def parse_settings(file: Path, text: str) -> dict[str, Any]:
-    """Settings from the text of a `settings.toml`; `file` is what errors name."""
+    """Read settings from the text of a `settings.toml`; errors name `file`."""
     try:
         return tomllib.loads(text)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""One writer for a folder: a lock that its process holds for the whole run, and that ends with the process."""
+"""The lock of a folder, which one process holds for a whole run and which ends with the process."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ _held: set[tuple[int, int]] = set()  # device and inode of the lock files that t
 
 
 class FolderLock:
-    """The right to write a folder. A second process that asks for it is told who has it.
+    """The right to write a folder. A second process that asks for it gets an error that names the holder.
 
-    The lock is the operating system's: it goes with the process, however that ends, so a lock file that is left behind
+    The lock is the operating system's: it ends with the process, however that ends, so a lock file that is left behind
     locks nothing. It is not inherited by child processes.
+
+    Example: `with FolderLock(Path("runs/digits")): ...`
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,10 +88,10 @@ class FolderLock:
         return self
 
     def release(self) -> None:
-        """Give the lock back; a lock that is not held is left alone."""
+        """Release the lock. Where it is not held, nothing happens."""
         if self._file is not None:
             _held.discard(self._key)
-            with suppress(OSError):  # what was to be flushed does not matter any more
+            with suppress(OSError):  # unwritten content of the lock file does not matter any more
                 self._file.close()
             self._file = None
 
@@ -103,7 +105,7 @@ class FolderLock:
 
 
 def _sentence(text: str) -> str:
-    """Who has the lock, from what its holder wrote into the file."""
+    """The sentence that names the holder of the lock, from what it wrote into the lock file."""
     try:
         about = json.loads(text)
         return (

@@ -1,8 +1,8 @@
 """The one reader of run folders, comparisons and archives of them.
 
 A person who opens a report wants to see what there is, so reading is tolerant: a file that is missing, cut off or foreign
-gives a note and not an end, and only a folder that holds no run at all is an error. A program that goes on from a result
-reads strictly: the same problem is then an error of one line.
+gives a note, and only a folder that holds no run at all is an error. A program that goes on from a result reads strictly:
+the same problem is then an error of one line.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ class Reader:
     notes: list[str] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
+        """Take note of a problem, or raise it as an error where the reader is strict."""
         if self.strict:
             raise ProtofedError(text)
         self.notes.append(text)
 
     def settings(self, path: Path, text: str | None = None) -> dict[str, Any]:
-        """A run's settings, from its folder or from the text that an archive holds."""
+        """Read a run's settings, from its folder or from the text that an archive holds."""
         try:
             return read_settings(path) if text is None else parse_settings(path / SETTINGS, text)
         except ProtofedError as error:
@@ -47,7 +48,7 @@ class Reader:
             return {}
 
     def rows(self, file: Path) -> list[JsonRow]:
-        """The rows of a .jsonl file by round. A last line that is being written, or was cut off, is passed over."""
+        """Read the rows of a .jsonl file by round. A last line that is being written, or was cut off, is skipped."""
         try:
             lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         except FileNotFoundError:
@@ -58,28 +59,28 @@ class Reader:
         return self.parsed(file, lines)
 
     def parsed(self, file: Path, lines: Sequence[str]) -> list[JsonRow]:
-        """Lines of the file of that name, checked and sorted by round."""
+        """Read the lines of a .jsonl file: the rows that pass the check for this file's name, sorted by round."""
         rows: dict[int, JsonRow] = {}
         bad: list[tuple[int, str]] = []
-        for place, line in enumerate(lines, 1):
+        for position, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
             except ValueError:
-                if place < len(lines) or line.endswith("\n"):
-                    bad.append((place, "not JSON"))
+                if position < len(lines) or line.endswith("\n"):
+                    bad.append((position, "not JSON"))
                 continue
-            why = (problem_of if self.strict else rough_problem_of)(file.name, row)
-            if why is None:
+            problem = (problem_of if self.strict else rough_problem_of)(file.name, row)
+            if problem is None:
                 rows[row["round"]] = row
             else:
-                bad.append((place, why))
+                bad.append((position, problem))
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             self.problem(f"{file}: line {bad[0][0]}{more} left out ({bad[0][1]})")
         return [rows[round] for round in sorted(rows)]
 
     def summary(self, file: Path) -> JsonRow | None:
-        """The summary; None where the run has not finished, or (with a note) where the file is no use."""
+        """Read the summary. It is None where the run has not finished, or (with a note) where the file is unusable."""
         try:
             return self.checked_summary(file, json.loads(file.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -89,24 +90,37 @@ class Reader:
             return None
 
     def checked_summary(self, file: Path, content: Any) -> JsonRow | None:
-        """A summary that was read from `file`, or None with a note where tables could not use it."""
-        why = problem_of(SUMMARY, content)
-        if why is None and content.get("format", 1) > FORMAT:
-            why = f"format {content['format']}; this version reads up to {FORMAT}"
-        if why is None and ("format" in content or disk.DIGEST in content):
+        """Check a summary that was read from `file`. It is None (with a note) where tables could not use it."""
+        problem = problem_of(SUMMARY, content)
+        if problem is None and content.get("format", 1) > FORMAT:
+            problem = f"format {content['format']}; this version reads up to {FORMAT}"
+        if problem is None and ("format" in content or disk.DIGEST in content):
             try:
                 content = disk.opened(json.dumps(content).encode(), file)
             except ProtofedError:
-                why = "damaged: its content does not match the digest in it"
-        if why is None:
+                problem = "damaged: its content does not match the digest in it"
+        if problem is None:
             return dict(content)
-        self.problem(f"{file}: not readable ({why}); the run is shown as one that has not finished")
+        self.problem(f"{file}: not readable ({problem}); the run is shown as one that has not finished")
         return None
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `summary` is None while it has not finished; `notes` say what could not be read."""
+    """One run as it was read.
+
+    Attributes:
+        path: The run folder.
+        label: The label of its variant.
+        seed: Its seed.
+        settings: Its settings, empty where they could not be read.
+        rounds: One row per round.
+        metrics: One row per evaluated round.
+        clients: One row per evaluated round, with the figures of every client.
+        summary: The figures; None while the run has not finished.
+        notes: What could not be read.
+        archived_confusions: The text of `confusion.json`, where the run was read from an archive.
+    """
 
     path: Path
     label: str
@@ -132,17 +146,17 @@ class Run:
 
     @property
     def planned(self) -> int | None:
-        """How many rounds the settings ask for."""
+        """The number of rounds that the settings ask for; None where they could not be read."""
         rounds = self.settings.get("rounds")
         return rounds if isinstance(rounds, int) else None
 
     @property
     def last(self) -> int:
-        """The last round that was written."""
+        """The number of the last round that was written, or 0."""
         return max((row["round"] for row in (*self.rounds, *self.metrics)), default=0)
 
     def confusions(self, by: By | None = None) -> Confusions | None:
-        """None where there is no such file yet, or (with a note) where it is not readable."""
+        """Read the confusions. They are None where there is no file yet, or (with a note) where it is not readable."""
         file = self.path / CONFUSIONS
         if self.archived_confusions is None and not file.is_file():
             return None
@@ -159,7 +173,7 @@ class Run:
 
 @dataclass(frozen=True)
 class VariantRuns:
-    """A line of the comparison: a label and its runs, one for each seed that has begun; and why seeds failed."""
+    """The runs of one variant: one for each seed that has begun, and by seed why others failed."""
 
     label: str
     method: str
@@ -173,38 +187,53 @@ class VariantRuns:
         return [run.summary for run in self.runs if run.summary is not None]
 
     def row(self) -> Row:
-        """As a table wants it."""
+        """The line of this variant in a table."""
         return Row(self.label, self.method, self.settings, self.finished, self.failures)
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A run (one variant, one seed), or the variants × seeds of a comparison."""
+class StoredResults:
+    """What a folder holds: a run, which is one variant with one seed, or the variants and seeds of a comparison.
+
+    Attributes:
+        path: The folder.
+        comparison: Whether it holds a comparison, or several runs.
+        variants: The runs by variant.
+        columns: The columns of the tables, where a person has chosen them.
+        planned_runs: The number of runs that there will be.
+        own_notes: What could not be read of the files beside the runs.
+    """
 
     path: Path
     comparison: bool
     variants: Sequence[VariantRuns]
     columns: Sequence[str] | None = None
-    begins: int = 1  # how many runs there will be
+    planned_runs: int = 1
     own_notes: list[str] = field(default_factory=list)
 
     @property
     def runs(self) -> list[Run]:
-        """All runs that have begun."""
+        """All runs that have begun, variant by variant."""
         return [run for variant in self.variants for run in variant.runs]
 
     def notes(self) -> list[str]:
-        """What could not be read."""
+        """What could not be read, of the folder and of its runs."""
         return [*self.own_notes, *(note for run in self.runs for note in run.notes)]
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
+    """Whether a folder is a run folder."""
     return (folder / SETTINGS).is_file()
 
 
-def read_folder(folder: str | Path) -> Folder:
-    """Read a run folder, a comparison's, or any folder with run folders in it, as far as that can be done.
+def read_folder(folder: str | Path) -> StoredResults:
+    """Read a run folder, a comparison's folder, or any folder with run folders in it, as far as that can be done.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The runs by variant, with notes of what could not be read. A folder without any run is an error.
 
     Example: `read_folder("runs/digits").runs[0].metrics`
     """
@@ -213,19 +242,28 @@ def read_folder(folder: str | Path) -> Folder:
         raise ProtofedError(f"{path}: no such run folder")
     if is_run(path):
         run = read_run(path)
-        return Folder(path, False, [VariantRuns(run.label, run.method, {}, [run])])
+        return StoredResults(path, False, [VariantRuns(run.label, run.method, {}, [run])])
     if (path / COMPARISON).is_file():
         return _read_comparison(path)
-    found = _read_loose(path, [])
-    if not found.runs:
+    results = _read_loose(path, [])
+    if not results.runs:
         raise ProtofedError(
             f"{path}: neither a run folder ({SETTINGS}) nor a comparison ({COMPARISON}), nor runs in it"
         )
-    return found
+    return results
 
 
 def read_run(path: Path, label: str | None = None, seed: int | None = None) -> Run:
-    """Read one run's folder as far as that can be done."""
+    """Read one run folder as far as that can be done.
+
+    Args:
+        path: The run folder.
+        label: The label of its variant; None takes the method's name.
+        seed: The seed, where the settings do not say it.
+
+    Returns:
+        The run, with notes of what could not be read.
+    """
     reader = Reader()
     settings = reader.settings(path)
     rows = {name: reader.rows(path / name) for name in ROW_FILES}
@@ -246,10 +284,10 @@ def _run(
     notes: list[str],
 ) -> Run:
     method = settings.get("method")
-    known = method.get("name") if isinstance(method, Mapping) else None
+    name = method.get("name") if isinstance(method, Mapping) else None
     own_seed = settings.get("seed")
     seed = own_seed if isinstance(own_seed, int) else seed or 0
-    label = label or str(known or path.name)
+    label = label or str(name or path.name)
     return Run(path, label, seed, settings, rows[ROUNDS], rows[EVALUATIONS], rows[CLIENTS], summary, notes)
 
 
@@ -271,7 +309,7 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[JsonRow], JsonRow]:
     return settings, reader.rows(path / EVALUATIONS), summary
 
 
-def _read_comparison(path: Path) -> Folder:
+def _read_comparison(path: Path) -> StoredResults:
     folder = ComparisonFolder(path)
     notes: list[str] = []
     try:
@@ -293,7 +331,7 @@ def _read_comparison(path: Path) -> Folder:
         )
         for k, variant in enumerate(record.variants)
     ]
-    return Folder(path, True, variants, record.columns, len(record.cells), notes)
+    return StoredResults(path, True, variants, record.columns, len(record.cells), notes)
 
 
 def _runs_of(
@@ -301,23 +339,33 @@ def _runs_of(
 ) -> Iterable[Run]:
     variant = record.variants[which]
     for seed in record.seeds:
-        place = path / variant.cell(seed)
-        if archive is not None and place.name in archive:
-            yield _archived_run(place, archive[place.name], variant.label, seed)
-        elif is_run(place):
-            yield read_run(place, variant.label, seed)
+        run = path / variant.cell(seed)
+        if archive is not None and run.name in archive:
+            yield _archived_run(run, archive[run.name], variant.label, seed)
+        elif is_run(run):
+            yield read_run(run, variant.label, seed)
 
 
-def _archived_run(place: Path, run: ArchivedRun, label: str, seed: int) -> Run:
+def _archived_run(path: Path, run: ArchivedRun, label: str, seed: int) -> Run:
     reader = Reader()
-    settings = reader.settings(place, run.settings)
-    rows = {name: reader.parsed(place / name, run.lines[name]) for name in ROW_FILES}
-    summary = None if run.summary is None else reader.checked_summary(place / SUMMARY, run.summary)
-    return replace(_run(place, label, seed, settings, rows, summary, reader.notes), archived_confusions=run.confusions)
+    settings = reader.settings(path, run.settings)
+    rows = {name: reader.parsed(path / name, run.lines[name]) for name in ROW_FILES}
+    summary = None if run.summary is None else reader.checked_summary(path / SUMMARY, run.summary)
+    return replace(_run(path, label, seed, settings, rows, summary, reader.notes), archived_confusions=run.confusions)
 
 
 def read_rows(path: Path) -> tuple[list[Row], list[str] | None]:
-    """Read strictly what a comparison's table needs: its finished runs, and the columns it was started with."""
+    """Read strictly what the table of a comparison needs.
+
+    Args:
+        path: The comparison's folder, or an archive of it.
+
+    Returns:
+        A row for each variant with the summaries of its finished runs, and the columns that were chosen, or None. A
+        damaged summary is an error, and so is a comparison of which no run has finished.
+
+    Example: `rows, columns = read_rows(Path("runs/digits"))`
+    """
     folder = ComparisonFolder(path)
     record, failures = folder.read(), folder.failures()
     reader = Reader(strict=True)
@@ -339,13 +387,13 @@ def read_rows(path: Path) -> tuple[list[Row], list[str] | None]:
     return rows, record.columns
 
 
-def _read_loose(path: Path, notes: list[str]) -> Folder:
+def _read_loose(path: Path, notes: list[str]) -> StoredResults:
     """Runs grouped by their folders' names: `fedsap-seed1234` and `fedsap-seed1235` are seeds of one variant."""
-    places = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and is_run(p))
+    folders = sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".") and is_run(p))
     groups: dict[str, list[Run]] = {}
-    for place in places:
-        found = SEED.fullmatch(place.name)
-        label = found[1] if found else place.name
-        groups.setdefault(label, []).append(read_run(place, label, int(found[2]) if found else None))
+    for folder in folders:
+        match = SEED.fullmatch(folder.name)
+        label = match[1] if match else folder.name
+        groups.setdefault(label, []).append(read_run(folder, label, int(match[2]) if match else None))
     variants = [VariantRuns(label, runs[0].method, {}, runs) for label, runs in groups.items()]
-    return Folder(path, True, variants, None, len(places), notes)
+    return StoredResults(path, True, variants, None, len(folders), notes)

@@ -1,4 +1,4 @@
-"""The rows of a run folder and its summary: what stands in them, and the number of the format.
+"""The types of a run folder's rows and of its summary, and the number of their format.
 
 | file | one object per | type |
 | --- | --- | --- |
@@ -23,12 +23,12 @@ from ..errors import first_problem
 from ..evaluate.confusion import PREDICTIONS
 
 FORMAT = 2
-"""Of a run folder. Format 1, of before 0.2, has no `run.json`, and its `last_five` are the last five *evaluations*."""
+"""The format of a run folder. Format 1, before 0.2, has no `run.json`; its `last_five` are the last five *evaluations*."""
 
 ROUNDS, EVALUATIONS, CLIENTS, SUMMARY = "rounds.jsonl", "metrics.jsonl", "clients.jsonl", "summary.json"
 ROW_FILES = (ROUNDS, EVALUATIONS, CLIENTS)
 LAST = 5
-"""Rounds, the last ones of a run, over whose evaluations the figures of tables are means."""
+"""The number of last rounds over whose evaluations the figures of tables are means."""
 DIRECTIONS = ("bytes_up", "bytes_down")
 FIGURE = "last_five"
 JsonRow = dict[str, Any]
@@ -105,7 +105,7 @@ _SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {
 
 
 def rough_problem_of(file: str, row: Any) -> str | None:
-    """What makes a row useless even to a reader who takes what there is, or None where nothing does.
+    """The problem that makes a row useless even to a tolerant reader, or None where there is none.
 
     Example: `rough_problem_of("rounds.jsonl", {"loss": 1.5})` is `"it has no round"`.
     """
@@ -123,7 +123,7 @@ def _problem_of_clients(row: Mapping[str, Any]) -> str | None:
 
 
 def problem_of(file: str, row: Any) -> str | None:
-    """What is wrong with an object of the file of that name, or None where nothing is.
+    """The problem of an object of the file of that name, or None where there is none.
 
     Example: `problem_of("rounds.jsonl", {"round": 1})` is `"participants is missing"`.
     """
@@ -139,7 +139,11 @@ def problem_of(file: str, row: Any) -> str | None:
 
 
 def finite(value: Any) -> Any:
-    """The value with None in place of NaN and infinities, which JSON does not have."""
+    """The value with None in place of NaN and infinities, which JSON cannot hold.
+
+    >>> finite({"loss": float("nan"), "round": 1})
+    {'loss': None, 'round': 1}
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
@@ -150,7 +154,11 @@ def finite(value: Any) -> Any:
 
 
 def number(row: Mapping[str, Any], key: str) -> float | None:
-    """A finite number, or None: null, text and what is missing are all the same to a curve."""
+    """The finite number under a key, or None where it is missing, null, text or not finite.
+
+    >>> number({"loss": 1}, "loss"), number({"loss": None}, "loss")
+    (1.0, None)
+    """
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None

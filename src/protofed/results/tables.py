@@ -1,6 +1,6 @@
-"""Tables of results: the cells, what is best and by how much, and the texts in Markdown, LaTeX and CSV.
+"""Tables of results: the cells, the best of each column and its significance, and the texts in Markdown, LaTeX and CSV.
 
-Like stands beside like: a column holds one way of predicting, and the best of it is marked within it.
+Only like is compared with like: a column holds one kind of prediction, and the best is marked within its column.
 """
 
 from __future__ import annotations
@@ -18,21 +18,28 @@ from ..evaluate.confusion import PREDICTIONS
 from .rows import DIRECTIONS, FIGURE
 
 MISSING, FAILED = "–", "failed"
-EMPTY_ROUND = "†"  # behind the label of a variant that had rounds in which no client returned anything usable
+EMPTY_ROUND = "†"  # follows the label of a variant that had rounds in which no client returned anything usable
 SEEDS_FOR_A_TEST = 3
-CLIENTS_FOR_A_TEST = 6  # with fewer that differ no signed-rank test can be below 0.03
+CLIENTS_FOR_A_TEST = 6  # with fewer that differ, the p of a signed-rank test cannot be below 0.03
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: what it is, the summaries of those of its runs that have finished, and why others failed.
+    """The line of one variant in a table.
 
-    A run in which nobody returned anything usable to the end has finished, and has failed all the same.
+    A run in which no client returned anything usable up to the last round has finished and counts as failed.
+
+    Attributes:
+        label: What the table calls it.
+        method: The method's name.
+        settings: The settings that differ between the variants.
+        runs: The summaries of its finished runs.
+        failures: By seed, why runs gave no summary.
     """
 
     label: str
     method: str
-    settings: Mapping[str, Any]  # that differ between the variants
+    settings: Mapping[str, Any]
     runs: Sequence[Mapping[str, Any]]
     failures: Mapping[int, str] = field(default_factory=dict)
 
@@ -42,12 +49,12 @@ class Row:
         return [run for run in self.runs if not run.get("failure")]
 
     def reasons(self) -> dict[int, str]:
-        """Why runs failed, by seed."""
+        """The reasons why runs failed, by seed."""
         return {**{run["seed"]: str(run["failure"]) for run in self.runs if run.get("failure")}, **self.failures}
 
     @property
     def empty_rounds(self) -> int:
-        """In how many rounds no client returned anything usable."""
+        """The number of rounds in which no client returned anything usable."""
         return sum(run.get("empty_rounds", 0) for run in self.runs)
 
     @property
@@ -57,7 +64,7 @@ class Row:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """What the numbers of a table are. Runs of format 1 have means of five evaluations, however far apart these were."""
+    """The sentence that says what a table's numbers are. Runs of format 1 have means of five evaluations, not rounds."""
     early = any(run.get("format", 1) < 2 for row in rows for run in row.runs)
     seeds = max((len(row.runs) for row in rows), default=0)
     return (
@@ -68,6 +75,17 @@ def caption(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True)
 class Column:
+    """A column of a table.
+
+    Attributes:
+        key: The name of the number in a summary.
+        title: The heading.
+        scale: The factor from the number to what the table shows.
+        digits: The digits after the point.
+        better: Which numbers are better, if either.
+        deviation: Whether the deviation over seeds is shown.
+    """
+
     key: str
     title: str
     scale: float = 1.0
@@ -76,11 +94,12 @@ class Column:
     deviation: bool = True
 
     def value(self, summary: Mapping[str, Any]) -> float | None:
-        """None where the run did not measure it: not every run does, and earlier versions measured less."""
+        """The number of a run as the table shows it; None where the run did not measure it."""
         value = measured(summary, self.key)
         return None if value is None else self.scale * value
 
     def by_seed(self, row: Row) -> dict[int, float]:
+        """The numbers of a row's usable runs, by seed."""
         values = {run["seed"]: self.value(run) for run in row.usable}
         return {seed: value for seed, value in values.items() if value is not None}
 
@@ -91,23 +110,45 @@ COSTS = {
     "seconds": Column("seconds", "seconds", 1, 1, deviation=False),
 }
 MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
-OWN = "accuracy"  # in the way the method's paper predicts, by head or by prototype
-LAST_ROUND = "last_"  # before a column's name: of the last round, in place of the mean of the last five
+OWN = "accuracy"  # by the prediction of the method's paper: by head or by prototype
+LAST_ROUND = "last_"  # prefix of a column's name: the number of the last round in place of the mean of the last five
 SILHOUETTE = "silhouette"  # of the embedding space, from −1 to 1
 NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(PREDICTIONS)})(@[^@]+)?")
 
 
 def measured(summary: Mapping[str, Any], key: str) -> float | None:
-    """A run's number as it is: a figure, the bytes of a round (all kinds and clients together), or the seconds."""
+    """A number of a run, without scale.
+
+    Args:
+        summary: The summary of the run.
+        key: A figure, `bytes_up` or `bytes_down` (of a round, over all kinds and clients), or `seconds`.
+
+    Returns:
+        The number; None where the run did not measure it.
+    """
+    value: float | None
     if key in DIRECTIONS:
-        return sum(summary[key].values()) / summary["rounds"]
-    if key.startswith(LAST_ROUND):
-        return summary["last_round"].get(key.removeprefix(LAST_ROUND))
-    return summary["seconds"] if key == "seconds" else summary[FIGURE].get(key)
+        value = sum(summary[key].values()) / summary["rounds"]
+    elif key.startswith(LAST_ROUND):
+        value = summary["last_round"].get(key.removeprefix(LAST_ROUND))
+    else:
+        value = summary["seconds"] if key == "seconds" else summary[FIGURE].get(key)
+    return value
 
 
 def parse_column(name: str) -> Column:
-    """`weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, …; `head` and `prototype` are short for the accuracies."""
+    """Read the name of a column.
+
+    Args:
+        name: `weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, `last_accuracy_head` and so on; `head` and
+            `prototype` are short for the accuracies.
+
+    Returns:
+        The column. An unknown name is an error that lists the columns.
+
+    >>> parse_column("weighted_prototype").title
+    'weighted prototype'
+    """
     if name in COSTS:
         return COSTS[name]
     if name.startswith(LAST_ROUND):
@@ -117,22 +158,24 @@ def parse_column(name: str) -> Column:
         return Column(OWN, OWN, 100, better="higher")
     if name == SILHOUETTE:
         return Column(SILHOUETTE, SILHOUETTE, 1, 3, better="higher")
-    found = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in PREDICTIONS else name)
-    if found is None:
+    match = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in PREDICTIONS else name)
+    if match is None:
         raise unknown(
             "column", name, [OWN, SILHOUETTE, *(f"{m}_{kind}" for m in MEASURES for kind in PREDICTIONS), *COSTS]
         )
-    measure, kind, architecture = found.groups()
+    measure, kind, architecture = match.groups()
     title = MEASURES[measure] + kind + (architecture or "").replace("@", " @ ")
     if measure == "mae":
-        return Column(found[0], title, better="lower")
-    return Column(found[0], title, 100, better="higher")
+        return Column(match[0], title, better="lower")
+    return Column(match[0], title, 100, better="higher")
 
 
 def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The accuracies; ensembles where they were measured; F1 and MAE where classes are numbers; what it cost.
+    """The names of the columns that a table has unless others are chosen.
 
-    The accuracy in each method's own way is not among them: it would set one method's head beside another's prototypes.
+    These are the accuracies, ensembles where they were measured, F1 and MAE where classes are numbers, and the costs. The
+    accuracy by each method's own prediction is not among them: it would compare one method's head with another's
+    prototypes.
     """
     measures = {key for run in runs for key in run[FIGURE]}
     ensembles = [f"ensemble_{kind}" for kind in PREDICTIONS if f"ensemble_{kind}" in measures]
@@ -141,16 +184,16 @@ def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def own_predictions(figures: Mapping[str, Any]) -> set[str]:
-    """The predictions that give a run's accuracy in its own way: both of them where the two are equal."""
+    """The kinds of prediction, `head` or `prototype`, that give a run's own accuracy; both where they are equal."""
     own = figures.get(OWN)
     by = {kind: figures.get(f"accuracy_{kind}") for kind in PREDICTIONS}
     return {kind for kind, value in by.items() if value is not None and own is not None and abs(value - own) < 1e-9}
 
 
-def own_ways_differ(rows: Sequence[Row]) -> bool:
-    """Whether neither the head nor the prototypes are the own way of all methods."""
-    ways = [own_predictions(run[FIGURE]) for row in rows for run in row.usable if run[FIGURE].get(OWN) is not None]
-    return bool(ways) and not set.intersection(*ways)
+def own_predictions_differ(rows: Sequence[Row]) -> bool:
+    """Whether the methods' own predictions have no kind, head or prototype, in common."""
+    kinds = [own_predictions(run[FIGURE]) for row in rows for run in row.usable if run[FIGURE].get(OWN) is not None]
+    return bool(kinds) and not set.intersection(*kinds)
 
 
 def _chosen(rows: Sequence[Row], columns: Sequence[str] | None) -> list[Column]:
@@ -159,28 +202,34 @@ def _chosen(rows: Sequence[Row], columns: Sequence[str] | None) -> list[Column]:
 
 @dataclass(frozen=True)
 class Cell:
+    """The text of a table's cell, and whether it is the best or the second of its column."""
+
     text: str
     mark: Literal["", "best", "second"] = ""
 
 
 def mean_and_deviation(values: Sequence[float], digits: int = 2) -> str:
-    """`91.20 ± 0.31`; without the deviation where there is one value only."""
+    """The mean and the standard deviation as text; one value has no deviation.
+
+    >>> mean_and_deviation([90.0, 92.0])
+    '91.00 ± 1.41'
+    """
     text = f"{statistics.fmean(values):,.{digits}f}"
     return text if len(values) < 2 else f"{text} ± {statistics.stdev(values):,.{digits}f}"
 
 
 def _ranking(rows: Sequence[Row], column: Column) -> list[tuple[str, float]]:
-    """Labels and means, best first. Rows that lack a seed others have are left out: it would not be a fair comparison."""
+    """Labels and means, best first. Rows that lack a seed are left out: their means are not comparable."""
     measured = {row.label: column.by_seed(row) for row in rows}
     most = max((len(values) for values in measured.values()), default=0)
     means = {label: statistics.fmean(v.values()) for label, v in measured.items() if v and len(v) == most}
-    if column.better == "neither" or len(means) < 2 or (column.key == OWN and own_ways_differ(rows)):
+    if column.better == "neither" or len(means) < 2 or (column.key == OWN and own_predictions_differ(rows)):
         return []
     return sorted(means.items(), key=lambda item: item[1], reverse=column.better == "higher")
 
 
 def _marks(rows: Sequence[Row], column: Column) -> dict[str, Literal["best", "second"]]:
-    """Equal means share their mark."""
+    """By label, which means are the best and the second of a column. Equal means share their mark."""
     ranking = _ranking(rows, column)
     marks: dict[str, Literal["best", "second"]] = {}
     second: float | None = None
@@ -194,7 +243,15 @@ def _marks(rows: Sequence[Row], column: Column) -> dict[str, Literal["best", "se
 
 
 def comparison_cells(rows: Sequence[Row], columns: Sequence[str] | None = None) -> tuple[list[str], list[list[Cell]]]:
-    """Header and rows. The best and the second mean of each column that has a better are marked."""
+    """The cells of a table. In each column where higher or lower is better, the best and the second mean are marked.
+
+    Args:
+        rows: The variants.
+        columns: The names of the columns; None takes those of `default_columns`.
+
+    Returns:
+        The header, and for each row its cells.
+    """
     chosen = _chosen(rows, columns)
     first = "variant" if any(row.settings or row.label != row.method for row in rows) else "method"
     cells = [[Cell(row.title)] for row in rows]
@@ -212,17 +269,25 @@ def _cell_text(row: Row, column: Column, rows: Sequence[Row]) -> str:
     if not column.deviation:
         return f"{statistics.fmean(values):,.{column.digits}f}"
     text = mean_and_deviation(values, column.digits)
-    if column.key != OWN or not own_ways_differ(rows):
+    if column.key != OWN or not own_predictions_differ(rows):
         return text
-    ways = set.intersection(*(own_predictions(run[FIGURE]) for run in row.usable if OWN in run[FIGURE]))
-    return f"{text} ({' or '.join(kind for kind in PREDICTIONS if kind in ways) or 'mixed'})"
+    kinds = set.intersection(*(own_predictions(run[FIGURE]) for run in row.usable if OWN in run[FIGURE]))
+    return f"{text} ({' or '.join(kind for kind in PREDICTIONS if kind in kinds) or 'mixed'})"
 
 
 def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
-    """Bold against underlined of each column: a paired t-test over seeds, where there are at least three, and of
-    accuracies the signed-rank test over the clients of all seeds.
+    """Test the best against the second of each column.
 
-    The second is the weaker evidence: clients of one run share their server and are no independent repetitions.
+    Over seeds, where there are at least three, this is a paired t-test; for accuracies there is also a signed-rank test
+    over the clients of all seeds. The latter is weaker evidence, because the clients of a run share their server and are
+    not independent repetitions.
+
+    Args:
+        rows: The variants.
+        columns: The names of the columns; None takes those of `default_columns`.
+
+    Returns:
+        A line for each column that can be tested.
     """
     lines = []
     for column in _chosen(rows, columns):
@@ -234,26 +299,27 @@ def significance(rows: Sequence[Row], columns: Sequence[str] | None = None) -> l
             continue
         seeds = sorted(by_label[best].keys() & by_label[second].keys())
         differences = [by_label[best][seed] - by_label[second][seed] for seed in seeds]
-        found = []
+        tests = []
         spread = max(differences, default=0.0) - min(differences, default=0.0)
         if len(seeds) >= SEEDS_FOR_A_TEST and spread > 1e-9:
             from scipy import stats  # here, because it is slow to load and most tables need none of it
 
             p = float(stats.ttest_1samp(differences, 0.0).pvalue)
-            found.append(f"paired t-test over {len(seeds)} seeds: {_chance(p)}")
-        named = {row.label: row for row in rows}
-        pairs = _client_pairs(named[best], named[second], column.key)
-        apart = [a - b for a, b in pairs if abs(a - b) > 1e-9]
-        if len(apart) >= CLIENTS_FOR_A_TEST:
+            tests.append(f"paired t-test over {len(seeds)} seeds: {_chance(p)}")
+        row_of = {row.label: row for row in rows}
+        pairs = _client_pairs(row_of[best], row_of[second], column.key)
+        differing = [a - b for a, b in pairs if abs(a - b) > 1e-9]
+        if len(differing) >= CLIENTS_FOR_A_TEST:
             from scipy import stats
 
-            p = float(stats.wilcoxon(apart).pvalue)
-            found.append(
-                f"better for {sum(d > 0 for d in apart)} and worse for {sum(d < 0 for d in apart)} of {len(pairs)} clients "
+            p = float(stats.wilcoxon(differing).pvalue)
+            better, worse = sum(d > 0 for d in differing), sum(d < 0 for d in differing)
+            tests.append(
+                f"better for {better} and worse for {worse} of {len(pairs)} clients "
                 f"(all seeds), signed-rank test: {_chance(p)}"
             )
-        if found:
-            lines.append(f"{column.title}: {best} vs {second}, {'; '.join(found)}")
+        if tests:
+            lines.append(f"{column.title}: {best} vs {second}, {'; '.join(tests)}")
     return lines
 
 
@@ -262,7 +328,7 @@ def _chance(p: float) -> str:
 
 
 def _client_pairs(one: Row, other: Row, key: str) -> list[tuple[float, float]]:
-    """Each client's two values, of every seed that both have: with one seed, a client's data is the same for all methods."""
+    """Each client's two values, for every seed that both rows have: a seed gives a client the same data in both."""
     first, second = (
         {run["seed"]: run.get("per_client", {}).get(key, []) for run in row.usable} for row in (one, other)
     )
@@ -271,21 +337,21 @@ def _client_pairs(one: Row, other: Row, key: str) -> list[tuple[float, float]]:
 
 
 def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
-    """What stands under a table: significance, what failed, who was dropped, and what is missing."""
+    """The lines under a table: significance, failures, dropped clients, and what was not measured."""
     lines = significance(rows, columns)
     most = max((len(row.usable) + len(row.reasons()) for row in rows), default=0)
-    behind = [
+    incomplete = [
         f"{row.label} ({len(row.usable)} of {most})"
         for row in rows
         if len(row.usable) < most and (row.usable or not row.reasons())
     ]
-    if behind:
-        lines.append(f"fewer seeds than the others, and not ranked: {', '.join(behind)}")
+    if incomplete:
+        lines.append(f"fewer seeds than the others, and not ranked: {', '.join(incomplete)}")
     lines += losses_of(rows)
     for column in _chosen(rows, columns):
         if not any(column.by_seed(row) for row in rows) and any(row.usable for row in rows):
             lines.append(f"{column.key}: no run has measured it")
-        elif column.key == OWN and own_ways_differ(rows):
+        elif column.key == OWN and own_predictions_differ(rows):
             lines.append(
                 "accuracy: by head or by prototype, as each method's paper predicts; these are two ways of predicting, so "
                 "none is marked as the best"
@@ -294,12 +360,12 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
 
 
 def losses_of(rows: Sequence[Row]) -> list[str]:
-    """What was lost: runs that failed and why, and client rounds that were dropped."""
+    """The lines of what was lost: runs that failed and why, and client rounds that were dropped."""
     return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row)) if line]
 
 
 def _failure_lines(row: Row) -> list[str]:
-    """A line for each reason, with the seeds that failed for it."""
+    """A line for each reason, with the seeds that failed because of it."""
     reasons, lines = row.reasons(), []
     for reason in dict.fromkeys(reasons.values()):
         seeds = [str(seed) for seed, why in sorted(reasons.items()) if why == reason]
@@ -319,6 +385,7 @@ def _dropped_line(row: Row) -> str:
 
 
 def comparison_markdown(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
+    """Write the table in Markdown, with the notes below it; the best is bold and the second underlined."""
     header, cells = comparison_cells(rows, columns)
     around = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
     lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
@@ -335,7 +402,7 @@ LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 
 def comparison_latex(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
-    """A `tabular` for the package booktabs; what stands under the table elsewhere is here in comments."""
+    """Write the table in LaTeX, a `tabular` for the package booktabs. The notes are comments below it."""
     header, cells = comparison_cells(rows, columns)
     around = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
@@ -353,10 +420,16 @@ def _latex(text: str) -> str:
 
 
 def results_csv(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
-    """One line per variant and seed, numbers as measured (shares, bytes). No clock: the same runs give the same bytes.
+    """Write one line per variant and seed, with the numbers as measured (shares, bytes).
 
-    `columns` names the numbers to keep; without it every figure of the summaries and the bytes are there. Where clients were
-    dropped or runs failed, two more columns say how many client rounds and why; a run that failed has no numbers.
+    Args:
+        rows: The variants.
+        columns: The names of the numbers; None takes every figure of the summaries and the bytes. Seconds are not among
+            these, so that the same runs give the same text.
+
+    Returns:
+        The table as CSV. Where clients were dropped or runs failed, two more columns say how many client rounds and why; a
+        run that failed has no numbers.
     """
     axes = list(dict.fromkeys(key for row in rows for key in row.settings))
     keys = [*dict.fromkeys(key for row in rows for run in row.runs for key in run[FIGURE]), *DIRECTIONS]
@@ -368,33 +441,50 @@ def results_csv(rows: Sequence[Row], columns: Sequence[str] | None = None) -> st
     losses = ["dropped_clients", "failure"] if losses_of(rows) else []
     writer.writerow(["label", "method", *axes, "seed", *titles, *losses])
     for row in rows:
-        known = [written(row.settings[key]) if key in row.settings else "" for key in axes]
+        values = [setting_text(row.settings[key]) if key in row.settings else "" for key in axes]
         reasons, dropped = row.reasons(), {run["seed"]: run.get("dropped_clients", 0) for run in row.runs}
         numbers = {run["seed"]: [measured(run, key) for key in keys] for run in row.usable}
         for seed in dict.fromkeys((*(run["seed"] for run in row.runs), *reasons)):
             lost = [dropped.get(seed), reasons.get(seed)] if losses else []
-            writer.writerow([row.label, row.method, *known, seed, *numbers.get(seed, [None] * len(keys)), *lost])
+            writer.writerow([row.label, row.method, *values, seed, *numbers.get(seed, [None] * len(keys)), *lost])
     return text.getvalue()
 
 
-def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Settings by their whole key, one line each: `method.alignment.shape` → `linear`."""
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The texts of settings by their whole keys.
+
+    Args:
+        settings: Settings, which may hold settings in turn.
+        prefix: What every key begins with.
+
+    Returns:
+        A text for each value that is no mapping.
+
+    >>> flat({"method": {"name": "fedsap", "alignment": {"shape": "linear"}}})
+    {'method.name': 'fedsap', 'method.alignment.shape': 'linear'}
+    """
     lines: dict[str, str] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            lines |= flat(value, f"{before}{key}.")
+            lines |= flat(value, f"{prefix}{key}.")
         else:
-            lines[before + str(key)] = written(value)
+            lines[prefix + str(key)] = setting_text(value)
     return lines
 
 
-def written(value: Any) -> str:
-    """A setting as a person would write it on the command line; a choice with its settings begins with its name."""
+def setting_text(value: Any) -> str:
+    """The value of a setting as labels, folders' names and tables show it: a choice begins with its name.
+
+    It is for reading. `grammar.write_value` is the text that can be parsed again, with quotes where it needs them.
+
+    >>> setting_text({"name": "dirichlet", "alpha": 0.1})
+    'dirichlet,alpha=0.1'
+    """
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
         name = [str(value["name"])] if "name" in value else []
-        return ",".join(name + [f"{key}={written(v)}" for key, v in value.items() if key != "name"])
+        return ",".join(name + [f"{key}={setting_text(v)}" for key, v in value.items() if key != "name"])
     if isinstance(value, list | tuple):
-        return "[" + ",".join(written(v) for v in value) + "]"
+        return "[" + ",".join(setting_text(v) for v in value) + "]"
     return str(value)

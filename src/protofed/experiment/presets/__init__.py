@@ -1,7 +1,7 @@
 """The presets of the papers' tables and figures, one folder a paper; `experiment/reproduce` reads and runs them.
 
 Where a table is counted and not trained, a module beside its file has the arithmetic: `fedsap/table2.py` for
-`fedsap/table2.toml`. Its function `counts()` returns `Counts`. What such modules share stands here.
+`fedsap/table2.toml`. Its function `counts()` returns `Counts`. This module has what several of them need.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ def parameters(model: str, shape: tuple[int, ...], classes: int, **options: Any)
     """The number of a model's parameters.
 
     Args:
-        model: the model's name, as the setting `model` takes it.
-        shape: the shape of one sample.
-        classes: the number of classes.
-        **options: the model's settings.
+        model: The model's name, as the setting `model` takes it.
+        shape: The shape of one sample.
+        classes: The number of classes.
+        **options: The model's settings.
+
+    Returns:
+        The number of parameters.
     """
     with torch.device("meta"):
         return models.parameter_count(models.build(model, shape, classes, **options))
 
 
 def prototype_bytes(classes: int, dim: int) -> int:
-    """The bytes of the prototypes in a bank that knows all its classes, as our counters see them.
+    """The bytes of the prototypes in a bank that knows all its classes, as our counters measure them.
 
     Class numbers, counts and framing are counted apart.
 

@@ -1,4 +1,4 @@
-"""What is to be run for a preset: the settings of every cell, resolved before the first one starts."""
+"""The plan of a reproduction: the settings of every cell, resolved before the first one starts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from .preset import Preset, Size, load_preset, row_method
 
 @dataclass(frozen=True)
 class Plan:
-    """A preset at one size, every cell's settings resolved."""
+    """A preset at one size, with the settings of every cell."""
 
     preset: Preset
     size: Size
     grids: dict[str, Grid]  # by column
-    given: dict[str, Any]  # settings of the command line, which go over the preset's
+    given: dict[str, Any]  # settings of the command line, which override the preset's
 
     @property
     def columns(self) -> list[str]:
+        """The names of the columns that are run, or counted."""
         return list(self.preset.file.columns) if self.preset.file.counted else list(self.grids)
 
     @property
     def cells(self) -> int:
+        """The number of runs."""
         return sum(len(grid.cells) for grid in self.grids.values())
 
     @property
     def seeds(self) -> list[int]:
+        """The seeds, which are the same for all columns."""
         return next(iter(self.grids.values())).seeds
 
 
@@ -44,17 +47,19 @@ def plan(
     only: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """What `protofed reproduce NAME` would run.
+    """Make the plan of what `protofed reproduce NAME` runs.
 
     Args:
-        name: the preset, `PAPER/TABLE`.
+        name: The preset, `PAPER/TABLE`.
         size: `laptop` or `paper`.
-        seeds: how many seeds or which; without it as many as the preset says.
-        only: the columns to run: those whose names contain one of these texts.
-        given: settings that go over the preset's in every column.
+        seeds: The number of seeds, or a list of seeds; None takes as many as the preset says.
+        only: Texts; the columns whose names contain one of them are run.
+        given: Settings that override the preset's in every column.
 
     Returns:
-        the plan, for `run_plan`.
+        The plan, for `run_plan`.
+
+    Example: `plan("fedsap/table1", seeds=1).cells`
     """
     preset = load_preset(name)
     overrides = dict(given or {})
@@ -73,7 +78,7 @@ def plan(
 
 
 def _columns_named(text: str, columns: Iterable[str]) -> list[str]:
-    """The columns with this text in their names, as whole words if any have it so: CIFAR-10 is not CIFAR-100."""
+    """The columns whose names contain a text, as whole words where there are such: CIFAR-10 is not CIFAR-100."""
     matches = [c for c in columns if text.lower() in c.lower()]
     return [c for c in matches if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", c, re.IGNORECASE)] or matches
 
@@ -81,7 +86,18 @@ def _columns_named(text: str, columns: Iterable[str]) -> list[str]:
 def column_grid(
     preset: Preset, column: str, size: Size, seeds: Sequence[int] | int, overrides: Mapping[str, Any]
 ) -> Grid:
-    """The comparison of one column: its rows × seeds."""
+    """Make the grid of one column: the preset's rows with every seed.
+
+    Args:
+        preset: The preset.
+        column: The name of the column.
+        size: `laptop` or `paper`.
+        seeds: The number of seeds, or a list of seeds.
+        overrides: Settings that override the preset's.
+
+    Returns:
+        The grid, for a comparison.
+    """
     rows = preset.rows(size)
     absent = [name for name in dict.fromkeys(map(row_method, rows)) if name not in methods.registry]
     if absent:

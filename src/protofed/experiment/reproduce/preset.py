@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from ...errors import ProtofedError, first_problem, unknown
-from ...results.tables import MISSING, Column, parse_column, written
+from ...results.tables import MISSING, Column, parse_column, setting_text
 from .. import presets
 from ..settings import combine, read_toml
 
@@ -37,14 +37,14 @@ class _Strict(pydantic.BaseModel):
 
 
 class Group(_Strict):
-    """Settings of both sizes, and of each."""
+    """Settings that both sizes share, and those of each size."""
 
     settings: dict[str, Any] = {}
     laptop: dict[str, Any] = {}
     paper: dict[str, Any] = {}
 
     def layers(self, size: Size) -> list[dict[str, Any]]:
-        """The settings of one size; later layers go over earlier ones."""
+        """The settings of one size; later layers override earlier ones."""
         return [self.settings, self.laptop if size == "laptop" else self.paper]
 
 
@@ -53,7 +53,7 @@ class DataGroup(Group):
 
     needs: dict[Size, str] = {}
     instead: str = ""
-    """The data that stands in for the paper's at laptop size, where it is another."""
+    """The data that replaces the paper's at laptop size, where it does."""
 
 
 class TableColumn(Group):
@@ -71,7 +71,7 @@ class Common(Group):
 
 
 class TableFile(Group):
-    """A preset as its file says it."""
+    """The content of a preset's file."""
 
     title: str
     notes: tuple[str, ...] = ()
@@ -80,13 +80,13 @@ class TableFile(Group):
     measures: tuple[str, ...]
     rows: tuple[str, ...]
     laptop_rows: tuple[str, ...] = ()
-    """In place of `rows` at that size, under the same labels."""
+    """The rows that replace `rows` at laptop size, under the same labels."""
     laptop_columns: tuple[str, ...] = ()
-    """Which columns that size has, where all would take too long or their data is rare; `--only` takes any."""
+    """The columns at laptop size, where all would take too long or their data is rare; `--only` takes any."""
     seeds: dict[Size, int] = {"laptop": 1, "paper": 3}
     columns: dict[str, TableColumn]
     numbers: dict[str, dict[str, tuple[int | float | str, ...]]]
-    """The paper's, by measure and row, one for each column: `92.1`, `"92.1 ± 0.3"`, or `"–"` where it gives none."""
+    """The paper's numbers by measure and row, one for each column: `92.1`, `"92.1 ± 0.3"`, or `"–"` where it has none."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,15 @@ class Preset:
 
     @property
     def labels(self) -> list[str]:
+        """The labels of the rows."""
         return [row_label(row) for row in self.file.rows]
 
     def rows(self, size: Size) -> tuple[str, ...]:
+        """The rows at one size, as entries of a comparison."""
         return self.file.laptop_rows if size == "laptop" and self.file.laptop_rows else self.file.rows
 
     def columns(self, size: Size) -> list[str]:
-        """The columns that run unless others are asked for."""
+        """The columns that are run at one size unless `--only` names others."""
         return [c for c in self.file.columns if size == "paper" or c in (self.file.laptop_columns or self.file.columns)]
 
     def settings(self, column: str, size: Size) -> dict[str, Any]:
@@ -118,17 +120,18 @@ class Preset:
         return [group.needs[size] for group in self._groups(column) if size in group.needs]
 
     def all_needs(self, size: Size) -> list[str]:
+        """The data that all columns need at one size, and where it comes from."""
         return list(dict.fromkeys(need for column in self.file.columns for need in self.needs(column, size)))
 
     def heading(self, column: str, size: Size, overrides: Mapping[str, Any] | None = None) -> str:
-        """The column's name, and on which data ours is where that is not the paper's."""
+        """The name of a column, and our data where it is not the paper's."""
         stand_ins = [group.instead for group in self._groups(column) if group.instead and size == "laptop"]
         if overrides and "data" in overrides:
-            stand_ins = [written(overrides["data"])]
+            stand_ins = [setting_text(overrides["data"])]
         return f"{column} (ours: {', '.join(stand_ins)})" if stand_ins else column
 
     def paper(self, measure: str, row: str, column: str) -> str:
-        """The paper's number as its file writes it."""
+        """The paper's number as the preset's file has it."""
         numbers = self.file.numbers.get(measure, {}).get(row)
         return MISSING if numbers is None else str(numbers[list(self.file.columns).index(column)])
 
@@ -154,7 +157,7 @@ def _natural(name: str) -> list[str | int]:
 
 
 def load_preset(name: str) -> Preset:
-    """One of the presets that come with protofed."""
+    """Read one of the presets that come with protofed: `load_preset("fedsap/table1").file.title`."""
     names = available()
     if name not in names:
         raise unknown("preset", name, names)
@@ -162,7 +165,15 @@ def load_preset(name: str) -> Preset:
 
 
 def read_preset(file: Path, name: str) -> Preset:
-    """A preset's file and its paper's `common.toml`, checked against each other."""
+    """Read a preset's file and its paper's `common.toml`, and check them.
+
+    Args:
+        file: The file of the preset.
+        name: The name of the preset, `PAPER/TABLE`.
+
+    Returns:
+        The preset. A file that contradicts itself is an error.
+    """
     shared = file.with_name(f"{COMMON}.toml")
     common = _parse_file(Common, shared) if shared.is_file() else Common()
     preset = Preset(name, _parse_file(TableFile, file), common)
@@ -179,7 +190,7 @@ def _parse_file(model: type[FileModel], file: Path) -> FileModel:
         raise ProtofedError(f"{file}: {first_problem(error)}") from None
 
 
-# --- what may be wrong with a file ------------------------------------------------------------------------------------
+# --- problems of a file -----------------------------------------------------------------------------------------------
 def _problems(preset: Preset, file: Path) -> Iterator[str]:
     yield from _row_problems(preset)
     yield from _column_problems(preset)
@@ -266,7 +277,7 @@ def slug(column: str) -> str:
 
 
 def paper_number(text: str) -> float | None:
-    """The mean in a paper's number, or none where the paper gives no number.
+    """The mean of a paper's number, or None where the paper has no number.
 
     >>> paper_number("92.1 ± 0.3"), paper_number("–")
     (92.1, None)

@@ -1,4 +1,4 @@
-"""Running a plan: each column as a comparison in a folder of its own, and the table written anew after each."""
+"""Run a plan: each column is a comparison in a folder of its own, and the table is written again after each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...results.folder import make_folder
-from ...results.tables import written
+from ...results.tables import setting_text
 from ..compare import Comparison, ComparisonFolder, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
 from ..settings import Settings
 from .planning import Plan, plan
@@ -28,17 +28,19 @@ def run_plan(
 ) -> Reproduction:
     """Run what is left of a plan, column by column, and write `reproduction.md` after each.
 
-    Everything that can be refused is refused before anything is written: a folder of another plan, cells that were begun
-    with other settings, data that is missing.
+    What can be checked is checked before anything is written: whether the folder belongs to another plan, whether cells
+    were begun with other settings, and whether data is missing.
 
     Args:
-        plan: what to run, from `plan` or `resumed_plan`.
-        out: the folder to write, new or begun before; without it nothing is written.
-        jobs: how many runs at a time.
-        watch: is called with the progress of a cell after each of its rounds.
+        plan: The plan, from `plan` or `resumed_plan`.
+        out: The folder to write, new or begun before; None writes nothing.
+        jobs: The number of runs at a time; None takes as many as there are cores.
+        watch: A function that is called with the progress of a cell after each of its rounds.
 
     Returns:
-        our numbers beside the paper's.
+        Our numbers beside the paper's.
+
+    Example: `run_plan(plan("fedsap/table2")).markdown()`
     """
     folder = None if out is None else Path(out)
     if plan.preset.file.counted:
@@ -77,7 +79,7 @@ def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch 
 
 
 def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], None] | None:
-    """The same watch, which is told of cells as `COLUMN/CELL`."""
+    """The same watch, which gets the names of cells as `COLUMN/CELL`."""
     if watch is None:
         return None
 
@@ -87,22 +89,22 @@ def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], N
     return watch_cell
 
 
-# --- what is checked before anything is written -----------------------------------------------------------------------
+# --- checks before anything is written --------------------------------------------------------------------------------
 def _check_cells(folder: Path, grid: Grid) -> None:
-    """Cells that were begun keep their settings; there may be more seeds than before, or fewer."""
-    before = ComparisonFolder(folder).read().settings
-    now = json.loads(grid.record().to_json())["settings"]
-    for cell in before.keys() & now.keys():
-        for key in before[cell].keys() | now[cell].keys():
-            if before[cell].get(key) != now[cell].get(key):
+    """Raise an error where cells were begun with other settings. There may be more seeds than before, or fewer."""
+    stored = ComparisonFolder(folder).read().settings
+    current = json.loads(grid.record().to_json())["settings"]
+    for cell in stored.keys() & current.keys():
+        for key in stored[cell].keys() | current[cell].keys():
+            if stored[cell].get(key) != current[cell].get(key):
                 raise ProtofedError(
-                    f"{folder / cell}: begun with {key}={before[cell].get(key)!r}, now it is {now[cell].get(key)!r}; "
+                    f"{folder / cell}: begun with {key}={stored[cell].get(key)!r}, now it is {current[cell].get(key)!r}; "
                     "choose another --out"
                 )
 
 
 def _check_data(plan: Plan, column: str, folder: Path | None) -> None:
-    """Data that is missing is named, with where it comes from; finished cells need none."""
+    """Raise an error that names missing data and where it comes from. Finished cells need no data."""
     checked = set()
     for cell, settings in plan.grids[column].cells.items():
         source = json.dumps([settings.to_dict()["data"], getattr(settings.model, "pretrained", None)])
@@ -127,7 +129,7 @@ def _check_files(settings: Settings) -> None:
 
 # --- the folder -------------------------------------------------------------------------------------------------------
 def is_reproduction(folder: Path) -> bool:
-    """Whether a folder is one of `protofed reproduce`."""
+    """Whether a folder was written by `protofed reproduce`."""
     return (folder / RECORD).is_file()
 
 
@@ -142,11 +144,13 @@ def _record(plan: Plan) -> dict[str, Any]:
 
 
 def _check_record(plan: Plan, folder: Path) -> None:
-    """A folder keeps its preset, size and settings."""
-    before, now = read_record(folder), json.loads(json.dumps(_record(plan)))
+    """Raise an error where a folder was made with another preset, size or settings."""
+    stored, current = read_record(folder), json.loads(json.dumps(_record(plan)))
     for key in ("preset", "size", "given"):
-        if before[key] != now[key]:
-            raise ProtofedError(f"{folder}: made with {key} {before[key]!r}, not {now[key]!r}; choose another --out")
+        if stored[key] != current[key]:
+            raise ProtofedError(
+                f"{folder}: made with {key} {stored[key]!r}, not {current[key]!r}; choose another --out"
+            )
 
 
 def _write_record(plan: Plan, folder: Path) -> None:
@@ -158,7 +162,7 @@ def _write_record(plan: Plan, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Preset, size, settings of the command line, columns and seeds with which a folder was last run."""
+    """Read the preset, size, settings of the command line, columns and seeds with which a folder was last run."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return {key: record[key] for key in ("preset", "size", "given", "columns", "seeds")}
@@ -171,7 +175,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def resumed_plan(folder: Path) -> Plan:
-    """The plan that a folder was last run with."""
+    """Make the plan that a folder was last run with."""
     record = read_record(folder)
     whole = plan(record["preset"], size=record["size"], seeds=record["seeds"], given=record["given"])
     return replace(whole, grids={column: whole.grids[column] for column in record["columns"]})
@@ -193,7 +197,7 @@ def _write_table(reproduction: Reproduction, settings: str, folder: Path | None)
 
 
 def _settings_section(plan: Plan) -> str:
-    overrides = "".join(f" {key}={written(value)}" for key, value in plan.given.items()) or " none"
+    overrides = "".join(f" {key}={setting_text(value)}" for key, value in plan.given.items()) or " none"
     table = markdown_table(["setting", "laptop", "paper", "columns"], differences(plan.preset))
     return (
         f"\n## Settings\n\nSize {plan.size}, seeds {', '.join(map(str, plan.seeds))}; given with the command:{overrides}. "

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: the tables of a reproduction, and what differs between a preset's two sizes."""
+"""The tables of a reproduction, with our numbers beside the paper's, and what differs between a preset's two sizes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...results.tables import MISSING, Row, losses_of, mean_and_deviation, written
+from ...results.tables import MISSING, Row, losses_of, mean_and_deviation, setting_text
 from ..settings import Settings, combine
 from .planning import column_grid
 from .preset import SERVER, SIZES, Preset, measure_column, paper_number, slug
 
-Values = dict[str, dict[str, list[list[float]]]]  # by measure and row: for each column what the seeds gave
+Values = dict[str, dict[str, list[list[float]]]]  # by measure and row, for each column the numbers of all seeds
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Reproduction:
     headings: list[str]
     values: Values
     notes: tuple[str, ...] = ()
-    """What failed, and whose clients were dropped."""
+    """The runs that failed, and the clients that were dropped."""
     failed: tuple[str, ...] = ()
     """The runs that failed, as `COLUMN/CELL`."""
 
@@ -35,25 +35,34 @@ class Reproduction:
         return cls(preset, [], [], {measure: {row: [] for row in preset.labels} for measure in preset.file.measures})
 
     def with_column(self, column: str, heading: str, lines: Sequence[Row]) -> Reproduction:
-        """This reproduction and one more column, from the lines of its comparison."""
+        """This reproduction with one more column.
+
+        Args:
+            column: The name of the column.
+            heading: What the tables call it.
+            lines: The rows of its comparison.
+
+        Returns:
+            A new reproduction.
+        """
         runs = {line.label: line.usable for line in lines}
         values = {
             measure: {row: [*columns, _measured_values(runs[row], measure)] for row, columns in rows.items()}
             for measure, rows in self.values.items()
         }
-        said = tuple(f"{heading}: {note}" for note in losses_of(lines))
+        notes = tuple(f"{heading}: {note}" for note in losses_of(lines))
         failed = tuple(f"{slug(column)}, {line.label}, seed {seed}" for line in lines for seed in line.reasons())
         return Reproduction(
             self.preset,
             [*self.columns, column],
             [*self.headings, heading],
             values,
-            (*self.notes, *said),
+            (*self.notes, *notes),
             (*self.failed, *failed),
         )
 
     def tables(self) -> list[tuple[str, list[list[str]]]]:
-        """For each measure its title and its lines, the first of which is the header."""
+        """The tables: for each measure its title and its lines, the first of which is the header."""
         return [(_title(self.preset, measure), self._lines(measure)) for measure in self.preset.file.measures]
 
     def _lines(self, measure: str) -> list[list[str]]:
@@ -66,7 +75,7 @@ class Reproduction:
         return lines
 
     def markdown(self, level: int = 2) -> str:
-        """The tables. A cell has ours, the paper's and the difference."""
+        """Write the tables in Markdown, with headings of a level. A cell has our number, the paper's and the difference."""
         parts = []
         for title, (header, *lines) in self.tables():
             table = markdown_table(header, lines, align="---:")
@@ -76,9 +85,18 @@ class Reproduction:
 
 
 def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], align: str = "---") -> str:
-    """A table in Markdown; `align` is the mark under every heading but the first."""
-    marks = ["---", *(align for _ in header[1:])]
-    rows = [header, marks, *([cell.replace("|", "\\|") for cell in line] for line in lines)]
+    """Write a table in Markdown.
+
+    Args:
+        header: The headings.
+        lines: The texts of the cells.
+        align: The alignment under every heading but the first.
+
+    Returns:
+        The table.
+    """
+    alignments = ["---", *(align for _ in header[1:])]
+    rows = [header, alignments, *([cell.replace("|", "\\|") for cell in line] for line in lines)]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -97,12 +115,12 @@ def _cell(values: Sequence[float], paper: str, digits: int) -> str:
     if not values:
         return f"{ours} / {paper}"
     difference = round(statistics.fmean(values) - number, digits) + 0.0  # adding nought turns −0.0 into 0.0
-    shown = f"{difference:+,.{digits}f}".replace("-", "−")
-    return f"{ours} / {paper} / {shown}"
+    difference_text = f"{difference:+,.{digits}f}".replace("-", "−")
+    return f"{ours} / {paper} / {difference_text}"
 
 
 def _measured_values(runs: Sequence[Mapping[str, Any]], measure: str) -> list[float]:
-    """What the runs gave, in the unit of the table."""
+    """The numbers of the runs, in the unit of the table."""
     if measure.startswith(SERVER):
         values = [run.get("measures", {}).get(measure.removeprefix(SERVER)) for run in runs]
     else:
@@ -111,10 +129,10 @@ def _measured_values(runs: Sequence[Mapping[str, Any]], measure: str) -> list[fl
 
 
 def differences(preset: Preset) -> list[tuple[str, str, str, str]]:
-    """What differs between the two sizes of a preset, whatever the command line overrides.
+    """The settings that differ between the two sizes of a preset, whatever the command line overrides.
 
     Returns:
-        lines of: the setting, its value at laptop size, its value at the paper's, and in which columns.
+        Lines of: the setting, its value at laptop size, its value at the paper's, and in which columns.
     """
     all_columns = list(preset.file.columns)
     columns_of: dict[tuple[str, str, str], list[str]] = {}
@@ -133,7 +151,7 @@ def differences(preset: Preset) -> list[tuple[str, str, str, str]]:
 def _cell_differences(laptop: Mapping[str, Any], paper: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
     for key in [*laptop, *(key for key in paper if key not in laptop)]:
         if laptop.get(key) != paper.get(key):
-            left, right = (written(settings[key]) if key in settings else MISSING for settings in (laptop, paper))
+            left, right = (setting_text(settings[key]) if key in settings else MISSING for settings in (laptop, paper))
             yield key, left, right
 
 

@@ -391,7 +391,7 @@ function curves() {
 
 function cost() {
   const { lines: variants, kinds } = content.bytes;
-  const ways = [...KINDS, ["own", "each method's own way"]].filter(([k]) => variants.some((v) => v.points.some((p) => p[k] !== null)));
+  const ways = [...KINDS, ["own", "each method's own prediction"]].filter(([k]) => variants.some((v) => v.points.some((p) => p[k] !== null)));
   const kind = choices("cost-kind", ways, cost);
   const points = variants.flatMap((v) => v.points.filter((p) => p[kind] !== null).map((p) => ({ x: p.bytes, y: p[kind], label: v.label })));
   const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;

@@ -8,7 +8,7 @@ CLIENTS = 6
 
 
 def counts() -> Counts:
-    """A model goes down and up. A client of FedAPA sends one bank and gets its personal one and those of the others."""
+    """Count a model down and up, and for FedAPA the bank a client sends, its personal bank and those of the others."""
     model = 2 * NUMBER_BYTES * parameters("largeconvnet4", (1, 1000, 242), 20) / 1000
     banks = (1 + 1 + CLIENTS - 1) * prototype_bytes(classes=21, dim=256) / 1000
     return {

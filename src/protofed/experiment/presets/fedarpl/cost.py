@@ -6,7 +6,7 @@ from .. import NUMBER_BYTES, Counts, parameters, prototype_bytes
 
 
 def counts() -> Counts:
-    """Phase 2 sends prototypes down, phase 3 also up. WRN-28-2 for 100 classes, d = 128."""
+    """Count WRN-28-2 for 100 classes with d = 128; phase 2 also sends prototypes down, and phase 3 both down and up."""
     model = 2 * NUMBER_BYTES * parameters("wideresnet", (3, 32, 32), 100, norm="static")
     bank = prototype_bytes(classes=100, dim=128)
     totals = {"phase 1": model, "phase 2": model + bank, "phase 3": model + 2 * bank}

@@ -14,7 +14,7 @@ ROWS: dict[str, cost.Family] = {
 
 
 def counts() -> Counts:
-    """ResNet9, one pass over 50 labelled and 490 unlabelled pictures, two helpers that are chosen anew every 10 rounds."""
+    """Count ResNet9, one pass over 50 labelled and 490 unlabelled images, and two helpers, chosen again every 10 rounds."""
     network = models.build("resnet9", (3, 32, 32), 10)
     forward, size = cost.forward_flops(network, (3, 32, 32)), models.parameter_count(network)
     table = {}
