@@ -153,6 +153,7 @@ def test_a_command_uses_what_exists(line, place):
         "table",
         "resume",
         "bench",
+        "pack",
         "confusion",
         "report",
         "reproduce",

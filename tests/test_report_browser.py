@@ -255,7 +255,7 @@ def test_a_method_without_a_head(browser, tmp_path):
     assert browser.get_log("browser") == []
     assert (
         js(browser, "byId('clients-kind').value + byId('classes-kind').value + byId('cost-kind').value")
-        == "prototypeprototypeown"
+        == "prototypeprototypeprototype"
     )
     assert js(browser, "document.querySelector('#clients-plot svg path') !== null")
 

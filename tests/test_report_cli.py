@@ -42,7 +42,10 @@ def test_a_run_keeps_snapshots_spread_over_its_rounds(tmp_path):
 
 @pytest.mark.slow
 def test_report_and_figures_of_a_comparison(comparison, monkeypatch, capsys):
-    for words, wanted in ((["report", str(comparison)], "report.html"), (["figures", str(comparison)], "accuracy.pdf")):
+    for words, wanted in (
+        (["report", str(comparison)], "report.html"),
+        (["figures", str(comparison)], "accuracy-head.pdf"),
+    ):
         monkeypatch.setattr(sys, "argv", ["protofed", *words])
         with pytest.raises(SystemExit) as stop:
             cli.main()
