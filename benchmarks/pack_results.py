@@ -15,13 +15,13 @@ from pathlib import Path
 
 from protofed.results.archive import is_archive, pack
 from protofed.results.folder import COMPARISON
-from protofed.results.read import Folder, read_folder, read_rows
+from protofed.results.read import StoredResults, read_folder, read_rows
 from protofed.results.tables import comparison_markdown
 
 MADE_AGAIN = ("results.csv", "table.tex", "table.md")  # by `protofed table`
 
 
-def comparable(folder: Folder) -> Folder:
+def comparable(folder: StoredResults) -> StoredResults:
     """What was read, without the place it was read from."""
     variants = [
         replace(v, runs=[replace(run, path=Path(run.name), archived_confusions=None, notes=[]) for run in v.runs])

@@ -49,6 +49,7 @@ def test_an_archive_reads_as_the_folder_does(compared, tmp_path):
     assert shown[0] == shown[1]
 
 
+@pytest.mark.slow
 def test_commands_read_an_archive(call, compared, tmp_path):
     assert call("pack", compared, "a")[0] == 0
     assert call("table", "a")[1] == call("table", compared)[1]

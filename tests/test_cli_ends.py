@@ -14,6 +14,8 @@ import pytest
 from protofed.cli.options import out_folder
 from protofed.errors import Stopped
 
+pytestmark = pytest.mark.slow
+
 RUN = import_module("protofed.experiment.run")  # `protofed.experiment.run` is the function
 KEYS = ["clients=3", "shot=6", "way=2", "checkpoint_every=1", "snapshots=0"]
 KEYS += ["engine=loop", "inner=loop", "layout=contiguous", "convolution=grouped", "workers=1", "threads=1"]

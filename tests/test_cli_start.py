@@ -15,6 +15,8 @@ from protofed import methods
 from protofed.cli.options import method_names
 from protofed.data.sources import digits_rows
 
+pytestmark = pytest.mark.slow
+
 HEAVY = {"torch", "numpy", "scipy", "pydantic", "sklearn", "matplotlib", "kornia", "transformers", "pandas", "PIL"}
 NEEDED = {"torch", "numpy", "pydantic"}  # by every command that does more than print its help
 PROBE = """

@@ -29,6 +29,8 @@ from protofed.results.read import read_rows
 from protofed.results.tables import Row, notes
 from support.small import SMALL, blobs
 
+pytestmark = pytest.mark.slow
+
 QUICK = {"clients": 3, "rounds": 2, "shot": 4, "way": 2, "hidden": [8]}
 FIXED = {"engine": "loop", "layout": "contiguous", "workers": 1, "threads": 1}
 PAIRS = [f"{key}={value}" for key, value in {**QUICK, **FIXED}.items()]

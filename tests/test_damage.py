@@ -22,6 +22,8 @@ from protofed.results.read import read_finished
 from support.small import SMALL, blobs
 from test_resume import checkpoint_of, comparable, stop_after
 
+pytestmark = pytest.mark.slow
+
 KEYS = {**SMALL, "rounds": 8, "checkpoint_every": 2, "participation": 0.8, "snapshots": 8}
 
 

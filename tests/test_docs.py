@@ -96,6 +96,7 @@ def place(tmp_path, monkeypatch, own_names):
 
 
 @pytest.mark.parametrize("block", [b for b in PYTHON if b not in README], ids=str)
+@pytest.mark.slow
 def test_python_on_a_page_runs(block, place, monkeypatch):
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)

@@ -454,6 +454,7 @@ def whole(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stopped", slow_but(3, [1, 3, 6]))
+@pytest.mark.slow
 def test_stopped_in_the_midst_of_each_phase_and_resumed_is_bit_equal(stopped, whole, tmp_path):
     keys, folder = whole
     with pytest.raises(KeyboardInterrupt):

@@ -159,6 +159,7 @@ def test_partial_participation(tiny):
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam", "rmsprop"])
 @pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.slow
 def test_optimisers(optimiser, keep, tiny):
     settings = settings_for("fedproto", tiny, optimiser=optimiser, keep_optimiser=keep, lr=0.003, weight_decay=0.1)
     federation, records = finish(settings)

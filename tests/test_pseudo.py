@@ -56,6 +56,7 @@ def naive_tally(label, accepted, score, truth, classes):
 
 @given(rounds())
 @settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 def test_tally_equals_a_loop(given):
     label, accepted, score, truth, classes = given
     made = tally(

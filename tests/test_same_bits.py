@@ -27,6 +27,8 @@ from protofed.federation.rule import Facts, Recipe
 from support.engines import finish, groups_of, images, leaves
 from support.small import SMALL, blobs, labels_for
 
+pytestmark = pytest.mark.slow
+
 RAGGED = {"rounds": 2, "clients": 8, "shot_spread": 4.0, "participation": 0.7, "batch": 5, "epochs": 2}
 
 

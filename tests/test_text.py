@@ -378,6 +378,7 @@ def small(library: Any, kind: str, folder: Path, **more: Any) -> str:
 
 @pytest.mark.parametrize("kind", ["tiny", "bert", "roberta", "distilbert"])
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.slow
 def test_the_embedding_is_the_librarys(library: Any, tmp_path: Path, kind: str, pooling: str, x: torch.Tensor) -> None:
     path = kind if kind == "tiny" else small(library, kind, tmp_path / kind)
     network = text_models._loaded(path)

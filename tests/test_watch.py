@@ -72,7 +72,12 @@ def test_new_rounds_are_seen(tmp_path):
 def test_a_comparison_before_its_first_run_and_after_it(tmp_path):
     place = make_comparison(tmp_path / "c", seeds=1, finished=False)
     with serving(place) as server:
-        assert json.loads(ask(server, "/content.json")[1])["status"] == {"finished": 0, "runs": 3, "under_way": []}
+        assert json.loads(ask(server, "/content.json")[1])["status"] == {
+            "finished": 0,
+            "failed": 0,
+            "runs": 3,
+            "under_way": [],
+        }
         make_run(place / "fedsap-seed1")
         assert json.loads(ask(server, "/content.json")[1])["status"]["finished"] == 1
 
