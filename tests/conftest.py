@@ -17,8 +17,10 @@ from support.small import blobs
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def the_same_in_every_run():
+    """One thread, and random draws that do not depend on which tests ran before."""
     torch.set_num_threads(1)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -215,7 +215,7 @@ def test_pad_equals_a_loop(seed):
 
 def test_personalised_at_the_ends_of_the_temperature():
     banks = PrototypeBank(torch.randn(N, C, D, dtype=torch.float64), torch.ones(N, C, dtype=torch.float64))
-    hot, cold = aggregate.personalised(banks, 1e9), aggregate.personalised(banks, 1e-3)
+    hot, cold = aggregate.personalised(banks, 1e9), aggregate.personalised(banks, 1e-5)
     torch.testing.assert_close(hot.means, aggregate.mean(banks).means.expand(N, C, D))
     torch.testing.assert_close(cold.means, banks.means)
 
