@@ -9,10 +9,12 @@ and answers with a `Service` of this process.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -28,7 +30,7 @@ from typing import Any
 from .. import disk
 from ..errors import ProtofedError
 from .channel import SERVER_FOLDER, SITE_SOCKET, Desk, Refused, ask
-from .keys import ADMIN, need_flare
+from .keys import ADMIN, check_kit
 from .transport import Failure, Service, Turns, reason_of, together
 
 logger = logging.getLogger(__name__)
@@ -37,40 +39,69 @@ APP = "relay"
 ENDED = ("FINISHED", "FAILED", "ABANDONED", "REJECTED")  # how the names of a job's last states begin
 PATIENCE = 1.0  # seconds that FLARE may take to say that a site is late
 LOOK = 1.0  # seconds between looks at which sites can be reached
+MISSED = 2  # pings that a site leaves unanswered before it counts as lost
 PING = 3.0  # seconds that a site's relay may take to say that it is there
+BUSY = 60.0  # seconds after the last change of the sites in which FLARE's list is read at every look
+CALM = 5.0  # seconds between readings of FLARE's list at other times; each leaves a line in its audit.log
+SILENCE = 30.0  # seconds without a sign of the server after which a site starts FLARE's client anew
 SHOWN = 3.0  # seconds after its last answer at which a sign of life of a site is one that came later
 MOST_JOBS = 4  # with so many jobs the next one is for all sites, and the others end
 START = 60.0  # seconds that FLARE's server, and a job, may take to start
 
 
+REFUSED_NAME = re.compile(r"authenticated as '([^']*)' but claimed endpoint '([^']*)'")
+UNKNOWN_ISSUER = "CERTIFICATE_VERIFY_FAILED"
+
+
 class Process:
-    """One of FLARE's long-lived processes, started from its kit. It ends with this process, however that ends."""
+    """One of FLARE's long-lived processes, started from its kit. It ends with this process, however that ends.
+
+    Only one process can be started from a kit at a time. FLARE's own log is `log.txt` in the kit, a job's is in the
+    folder of the job's name, and what goes to standard output and error is in `console.txt`.
+    """
 
     def __init__(self, kit: Path, variables: Mapping[str, str], *settings: str) -> None:
-        self.kit = kit.resolve()
-        self.log = self.kit / "console.txt"
-        command = [sys.executable, "-m", "protofed.deploy.relay", str(self.kit), *settings]
-        with self.log.open("ab") as log:
+        self.kit, self.variables, self.settings = kit.resolve(), variables, settings
+        self.console = self.kit / "console.txt"
+        self._lock = (self.kit / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ProtofedError(f"{kit}: is in use by another process") from None
+        self._read = {name: _size(self.kit / name) for name in ("console.txt", "log.txt")}
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "protofed.deploy.relay", str(self.kit), *self.settings]
+        with self.console.open("ab") as log:
             self.popen = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **variables},
+                env={**os.environ, **self.variables},
                 start_new_session=True,
             )
 
     def running(self) -> bool:
         return self.popen.poll() is None
 
+    def news(self) -> str:
+        """What has been logged since the last time."""
+        news = []
+        for name, start in self._read.items():
+            path = self.kit / name
+            size = _size(path)
+            if size != start:
+                with path.open("rb") as file:
+                    file.seek(start if size > start else 0)  # a log that is shorter has been begun anew
+                    content = file.read()
+                self._read[name] = (start if size > start else 0) + len(content)
+                news.append(content.decode(errors="replace"))
+        return "".join(news)
+
     def stop(self, seconds: float = 10.0) -> None:
         """Let the process end, and end it if it does not; its job processes go with it."""
-        import psutil
-
-        try:
-            jobs = psutil.Process(self.popen.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            jobs = []
         if self.popen.stdin:
             self.popen.stdin.close()
         try:
@@ -78,8 +109,14 @@ class Process:
         except subprocess.TimeoutExpired:
             self.popen.kill()
             self.popen.wait()
-        for job in psutil.wait_procs(jobs, 3.0)[1]:
-            job.kill()
+
+    def close(self) -> None:
+        self.stop()
+        self._lock.close()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def keep_at_home(kit: Path) -> None:
@@ -116,6 +153,7 @@ def write_job(folder: Path, sites: list[str]) -> Path:
         },
         f"{APP}/config/config_fed_server.json": {
             "format_version": 2,
+            "server": {"task_request_interval": 0.5},  # two tasks start a relay; after that sites only show themselves
             "workflows": [controller],
             "components": relays[:1],
         },
@@ -140,8 +178,19 @@ class Job:
     relay: Path
     sites: list[str]
     submitted: float
-    alive: set[str] = field(default_factory=set)
     started: bool = False  # whether a site has ever answered through it
+    alive: set[str] = field(default_factory=set)
+    missed: dict[str, int] = field(default_factory=dict)  # pings that a site has not answered, one after the other
+
+    def note(self, replies: Mapping[str, bytes | Failure]) -> None:
+        """Note who has answered a ping. A site may miss one, unless it is known to be out of reach."""
+        for site, reply in replies.items():
+            if not isinstance(reply, Failure):
+                self.missed[site] = 0
+            else:
+                self.missed[site] = self.missed.get(site, MISSED) + (1 if reply.kind == "late" else MISSED)
+        self.alive = {site for site in self.sites if self.missed.get(site, MISSED) < MISSED}
+        self.started |= bool(self.alive)
 
 
 class Server:
@@ -155,32 +204,42 @@ class Server:
     """
 
     def __init__(self, kit: Path, admin: Path) -> None:
-        need_flare()
-        for folder, file in ((kit, "fed_server.json"), (admin, "fed_admin.json")):
-            if not (folder / "startup" / file).exists():
-                raise ProtofedError(f"{folder}: not the kit that is needed (no startup/{file})")
+        check_kit(kit, "server")
+        check_kit(admin, "admin")
         self.kit, self.admin = kit.resolve(), admin.resolve()
         self.folder = Path(tempfile.mkdtemp(prefix="protofed-"))
         self.jobs: dict[str, Job] = {}
         self.last_seen: dict[str, float] = {}  # when a site last answered through a job
         self._waiting: list[str] = []
+        self._listed = self._changed = time.monotonic()  # the last look at FLARE's list, the last change of the sites
+        self._warned: set[str] = set()
         self._session: Any = None
         self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, daemon=True, name="flare")
         keep_at_home(self.kit)
-        self.process = self._start()
+        self.process = Process(self.kit, {SERVER_FOLDER: str(self.folder)})
         try:
             self._session = self._connect(START)
         except BaseException:
             self.close()
             raise
-        self._thread = threading.Thread(target=self._supervise, daemon=True, name="flare")
         self._thread.start()
 
     def sites(self) -> list[str]:
         return sorted(set[str]().union(*(job.alive for job in list(self.jobs.values()))))
 
     def call(self, function: str, messages: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        return together(self._ask, function, messages, timeout, PATIENCE)
+        routes = {site: self._route(site) for site in messages}
+
+        def answer(site: str, function: str, message: bytes, timeout: float) -> bytes | Failure:
+            job = routes[site]
+            return Failure("not connected") if job is None else self._ask(job, site, function, message, timeout)
+
+        def lost(site: str) -> bool:
+            job = routes[site]
+            return job is not None and (job.id not in self.jobs or site not in job.alive)
+
+        return together(answer, function, messages, timeout, PATIENCE, lost)
 
     def wait_for(self, sites: Collection[str], timeout: float) -> list[str]:
         """Wait until these sites can be called, or the time is over. Returns those that are missing."""
@@ -193,11 +252,10 @@ class Server:
     def close(self) -> None:
         """End the jobs and FLARE's server."""
         self._stop.set()
-        if self._session is not None:
+        if self._thread.ident is not None:
             self._thread.join(START)
-            with contextlib.suppress(Exception):
-                self._session.close()
-        self.process.stop()
+        self._leave()
+        self.process.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Server:
@@ -206,8 +264,10 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self) -> Process:
-        return Process(self.kit, {SERVER_FOLDER: str(self.folder)})
+    def _leave(self) -> None:
+        session, self._session = self._session, None
+        with contextlib.suppress(Exception):
+            session.close()
 
     def _connect(self, timeout: float) -> Any:
         """Log in with the admin's kit as soon as the server listens."""
@@ -225,19 +285,16 @@ class Server:
                 return session
             except Exception as error:
                 if not self.process.running():
-                    raise ProtofedError(f"{self.kit}: FLARE's server has ended; see {self.process.log}") from None
+                    raise ProtofedError(f"{self.kit}: FLARE's server has ended; see {self.process.console}") from None
                 if time.monotonic() > end:
                     raise ProtofedError(f"{self.kit}: FLARE's server cannot be reached ({reason_of(error)})") from None
                 time.sleep(0.1)
 
-    def _ask(self, site: str, function: str, message: bytes, timeout: float) -> bytes | Failure:
-        """One site's reply, through the newest job in which it is alive."""
-        for job in reversed(list(self.jobs.values())):
-            if site in job.alive:
-                return self._ask_through(job, site, function, message, timeout)
-        return Failure("not connected")
+    def _route(self, site: str) -> Job | None:
+        """The newest job in which a site is alive."""
+        return next((job for job in reversed(list(self.jobs.values())) if site in job.alive), None)
 
-    def _ask_through(self, job: Job, site: str, function: str, message: bytes, timeout: float) -> bytes | Failure:
+    def _ask(self, job: Job, site: str, function: str, message: bytes, timeout: float) -> bytes | Failure:
         try:
             return ask(job.relay, {"site": site, "function": function, "timeout": timeout}, message, timeout + PATIENCE)
         except Refused as error:
@@ -253,19 +310,24 @@ class Server:
                 self._look()
             except Exception as error:  # FLARE's own trouble: try again at the next look
                 logger.warning("FLARE: %s", reason_of(error))
-                self._session = None
+                self._leave()
 
     def _look(self) -> None:
         """See which sites answer, forget jobs that have ended, and submit one for sites that have none."""
         if not self.process.running():
             logger.warning("FLARE's server has ended (code %s) and is started again", self.process.popen.returncode)
+            self._leave()
             self.jobs.clear()
             keep_at_home(self.kit)
-            self.process = self._start()
-            self._session = None
+            self.process.start()
         if self._session is None:
             self._session = self._connect(START)
+        self._report_refusals()
         self._ping()
+        now = time.monotonic()
+        if now - self._changed > BUSY and now - self._listed < CALM:
+            return
+        self._listed = now
         connected = {client.name: client.last_connect_time for client in self._session.get_connected_client_list()}
         self._forget()
         starting = {site for job in self.jobs.values() if not job.started for site in job.sites}
@@ -276,21 +338,33 @@ class Server:
         ]
         if waiting and waiting == self._waiting:  # nobody has come since the last look: one job for all of them
             self._submit(waiting if len(self.jobs) < MOST_JOBS else sorted(connected))
+        if waiting != self._waiting:
+            self._changed = now
         self._waiting = waiting
+
+    def _report_refusals(self) -> None:
+        """Say once of each what FLARE's log tells of those who were not let in."""
+        news = self.process.news()
+        refused = {f"refused: the site {a} called itself {b}" for a, b in REFUSED_NAME.findall(news)}
+        if UNKNOWN_ISSUER in news:
+            refused.add("refused: somebody whose certificate is not of this project")
+        for line in sorted(refused - self._warned):
+            logger.warning(line)
+        self._warned |= refused
 
     def _ping(self) -> None:
         """Ask every relay of every job whether it is there. Sites that come or go are logged."""
         before = set(self.sites())
         for job in list(self.jobs.values()):
             if job.relay.exists():
-                partial = functools.partial(self._ask_through, job)
-                replies = together(partial, "", dict.fromkeys(job.sites, b""), PING, PATIENCE)
-                job.alive = {site for site, reply in replies.items() if not isinstance(reply, Failure)}
-                job.started |= bool(job.alive)
+                replies = together(functools.partial(self._ask, job), "", dict.fromkeys(job.sites, b""), PING, PATIENCE)
+                job.note(replies)
             else:
-                job.alive = set()
+                job.note(dict.fromkeys(job.sites, Failure("no relay")))
         after = set(self.sites())
         self.last_seen |= dict.fromkeys(after, time.time())
+        if before != after:
+            self._changed = time.monotonic()
         for site in sorted(after - before):
             logger.info("site %s is connected", site)
         for site in sorted(before - after):
@@ -327,40 +401,49 @@ class Site:
     """
 
     def __init__(self, kit: Path, service: Service) -> None:
-        need_flare()
-        if not (kit / "startup" / "fed_client.json").exists():
-            raise ProtofedError(f"{kit}: not a site's kit (no startup/fed_client.json)")
-        self.kit, self.name = kit.resolve(), site_name(kit)
+        self.name = check_kit(kit, "client")
+        self.kit = kit.resolve()
         self.folder = Path(tempfile.mkdtemp(prefix="protofed-"))
+        self.heard = time.monotonic()  # when the server last gave a sign
         turns = Turns(service)
 
         def answer(about: dict[str, Any], message: bytes) -> bytes:
+            self.heard = time.monotonic()
             return turns.handle(about["function"], message, about["timeout"]) if about else b""
 
-        self._desk = Desk(self.folder / "service", answer)
+        socket = self.folder / "service"
+        self._desk = Desk(socket, answer)
         self._stop = threading.Event()
-        self.process = self._start()
         self._thread = threading.Thread(target=self._supervise, daemon=True, name="flare")
+        try:
+            self.process = Process(self.kit, {SITE_SOCKET: str(socket)}, f"uid={self.name}", "heart_beat_interval=2.0")
+        except BaseException:
+            self._desk.close()
+            raise
         self._thread.start()
 
-    def _start(self) -> Process:
-        variables = {SITE_SOCKET: str(self.folder / "service")}
-        return Process(self.kit, variables, f"uid={self.name}", "heart_beat_interval=2.0")
-
     def _supervise(self) -> None:
+        """Start FLARE's client again when it has ended, or has been without the server for long."""
+        warned = False
         while not self._stop.wait(LOOK):
+            if not warned and UNKNOWN_ISSUER in self.process.news():
+                logger.error("%s: the server's certificate is not of this kit's project", self.kit)
+                warned = True
             if not self.process.running():
-                logger.warning(
-                    "FLARE's client of %s has ended (see %s) and is started again", self.name, self.process.log
-                )
+                logger.warning("FLARE's client has ended (see %s) and is started again", self.process.console)
                 self._stop.wait(LOOK)
-                self.process = self._start()
+                self.process.start()
+            elif time.monotonic() - self.heard > SILENCE:
+                logger.info("nothing heard of the server for %g s; connecting anew", SILENCE)
+                self.process.stop()
+                self.process.start()
+                self.heard = time.monotonic()
 
     def close(self) -> None:
         """End FLARE's client and answer no more."""
         self._stop.set()
         self._thread.join()
-        self.process.stop()
+        self.process.close()
         self._desk.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -369,12 +452,3 @@ class Site:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def site_name(kit: Path) -> str:
-    """The name in a site's certificate."""
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    certificate = x509.load_pem_x509_certificate((kit / "startup" / "client.crt").read_bytes())
-    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)

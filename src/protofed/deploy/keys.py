@@ -18,8 +18,9 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 
@@ -146,12 +147,37 @@ def renew(out: Path, name: str) -> Path:
     return _provision(project, out, [name])[name]
 
 
+def check_kit(kit: Path, role: Literal["server", "client", "admin"]) -> str:
+    """See that a kit is one of the right sort, that its certificate is its project's, and that it is valid today.
+
+    Returns:
+        The name in the certificate: a site's name, or the host name of the server.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.x509.oid import NameOID
+
+    need_flare()
+    startup = kit / "startup"
+    file = startup / ("server.crt" if role == "server" else "client.crt")
+    if not (startup / f"fed_{role}.json").exists():
+        raise ProtofedError(f"{kit}: not a kit of a {role} (no startup/fed_{role}.json)")
+    try:
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes()))
+    except (OSError, ValueError, TypeError, InvalidSignature) as error:
+        raise ProtofedError(f"{file}: not a certificate of this project ({type(error).__name__})") from None
+    if not certificate.not_valid_before_utc <= datetime.now(timezone.utc) <= certificate.not_valid_after_utc:
+        days = f"{certificate.not_valid_before_utc.date()} to {certificate.not_valid_after_utc.date()}"
+        raise ProtofedError(f"{file}: the certificate is valid from {days}; have it renewed")
+    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
 def expiry(kit: Path) -> str:
     """The day on which a kit's certificate ends, as `2027-03-31`."""
     from cryptography import x509
 
-    files = [kit / "startup" / name for name in ("server.crt", "client.crt")]
-    for file in files:
+    for file in (kit / "startup" / "server.crt", kit / "startup" / "client.crt"):
         if file.exists():
             return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc.date().isoformat()
     raise ProtofedError(f"{kit}: not a kit (no startup/server.crt or startup/client.crt)")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+POLL = 0.2  # seconds between looks at whether a site that is waited for has been lost
 Kind = Literal["late", "lost", "refused"]
 
 
@@ -86,7 +87,12 @@ def reason_of(error: BaseException) -> str:
 
 
 def together(
-    answer: Answer, function: str, messages: Mapping[str, bytes], timeout: float, patience: float = 0.0
+    answer: Answer,
+    function: str,
+    messages: Mapping[str, bytes],
+    timeout: float,
+    patience: float = 0.0,
+    lost: Callable[[str], bool] = lambda site: False,
 ) -> dict[str, bytes | Failure]:
     """Ask all sites at once, each in a thread of its own, and wait no longer than the time limit.
 
@@ -96,6 +102,7 @@ def together(
         messages: One message for each site.
         timeout: The seconds a site has.
         patience: The seconds that an answer about a late site may take beyond that.
+        lost: Whether a site is known to be lost, so that nobody need wait for it.
     """
     futures: dict[str, Future[bytes | Failure]] = {site: Future() for site in messages}
 
@@ -108,9 +115,21 @@ def together(
 
     for site in messages:
         threading.Thread(target=work, args=(site,), daemon=True, name=f"call-{site}").start()
-    wait_for(futures.values(), timeout + patience)
-    late = Failure(f"no answer within {timeout:g} s", "late")
-    return {site: future.result() if future.done() else late for site, future in futures.items()}
+    end = time.monotonic() + timeout + patience
+    while pending := {future for site, future in futures.items() if not future.done() and not lost(site)}:
+        remaining = end - time.monotonic()
+        if remaining <= 0:
+            break
+        wait_for(pending, min(remaining, POLL))
+    replies: dict[str, bytes | Failure] = {}
+    for site, future in futures.items():
+        if future.done():
+            replies[site] = future.result()
+        elif lost(site):
+            replies[site] = Failure("lost before it had answered")
+        else:
+            replies[site] = Failure(f"no answer within {timeout:g} s", "late")
+    return replies
 
 
 class Answer(Protocol):
