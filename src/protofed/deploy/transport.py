@@ -144,6 +144,7 @@ class LocalTransport:
 
     def __init__(self, services: Mapping[str, Service]) -> None:
         self.services = {site: Turns(service) for site, service in services.items()}
+        self._process = threading.Lock()  # sites of one process share its random generator, so they take turns
         self.delays: dict[str, float] = {}  # seconds before a site begins to answer
         self.lost: dict[str, str] = {}  # sites that cannot be reached, and why
 
@@ -158,6 +159,7 @@ class LocalTransport:
             return Failure(self.lost.get(site, "not connected"))
         time.sleep(self.delays.get(site, 0.0))
         try:
-            return self.services[site].handle(function, message, timeout)
+            with self._process:
+                return self.services[site].handle(function, message, timeout)
         except Exception as error:
             return Failure(reason_of(error), "refused")
