@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from protofed.deploy.channel import Desk, Refused, ask
+from protofed.deploy.flare import MISSED_AT_WORK, Job
 from protofed.deploy.keys import ALLOWED_CLASSES, Project, add_site, check_kit, expiry, make_kits, read_project, renew
 from protofed.deploy.transport import Failure, LocalTransport
 from protofed.errors import ProtofedError
@@ -118,6 +119,24 @@ def test_channel_passes_bytes_reasons_and_limits(tmp_path: Path):
         ask(path, {"do": "turn"}, b"", 1.0)
 
 
+def test_a_job_knows_who_is_alive():
+    late, gone = Failure("", "late"), Failure("", "lost")
+    job = Job("1", Path("relay"), ["a", "b"], 0.0)
+    job.note({"a": late, "b": gone})
+    assert (job.alive, job.started) == (set(), False)  # nobody has answered yet
+    job.note({"a": b"", "b": b""})
+    assert (job.alive, job.started) == ({"a", "b"}, True)
+    job.note({"a": late, "b": gone})
+    assert job.alive == {"a"}  # a may have been slow, b is gone
+    job.note({"a": late, "b": late}, patient=["a"])
+    assert job.alive == {"a"}  # its line may be busy
+    for _ in range(MISSED_AT_WORK):
+        job.note({"a": late, "b": late}, patient=["a"])
+    assert job.alive == set()
+    job.note({"a": b"", "b": late})
+    assert job.alive == {"a"}
+
+
 # Keys
 
 
@@ -201,6 +220,24 @@ def test_sites_are_added_and_certificates_renewed(tmp_path: Path):
     shutil.copy(tmp_path / "other/b/startup/client.crt", out / "b/startup/client.crt")
     with pytest.raises(ProtofedError, match=r"client\.crt: not a certificate of this project"):
         check_kit(out / "b", "client")
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_named(kits: Path):
+    from protofed.deploy.flare import Server
+
+    port = read_project(kits / "project.toml").port
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(ProtofedError, match=f"server: port {port} cannot be opened"),
+    ):
+        Server(kits / "server", kits / "admin")
+
+
+def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ProtofedError, match=r"NVIDIA FLARE is not installed; install protofed\[deploy\]"):
+        make_kits(Project("study", "localhost", ("a",)), tmp_path)
 
 
 # A real federation
@@ -303,12 +340,12 @@ def test_late_and_refusing_sites_are_named_and_the_others_answer(whole: Federati
 def test_a_killed_site_is_left_out_and_comes_back(whole: Federation, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "protofed")
     process = whole.sites.pop("west_2")
-    process.kill()
-    process.wait()
+    threading.Timer(1.0, process.kill).start()
     before = time.monotonic()
-    replies = whole.server.call("echo", dict.fromkeys(SITES, b"x"), 60.0)
-    assert time.monotonic() - before < 30.0  # nobody waits for a site that is gone
-    assert (replies["east"], replies["north-1"]) == (b"x", b"x")
+    replies = whole.server.call("sleep", {"east": b"2", "north-1": b"0", "west_2": b"50"}, 60.0)
+    assert time.monotonic() - before < 40.0  # nobody waits for a site that is gone
+    process.wait()
+    assert (replies["east"], replies["north-1"]) == (b"2", b"0")
     assert isinstance(replies["west_2"], Failure) and replies["west_2"].kind == "lost"
     until(lambda: whole.server.sites() == ["east", "north-1"])
     until(lambda: not flare_processes(whole.kits / "west_2"))
@@ -378,6 +415,7 @@ def test_unknown_certificates_and_wrong_names_are_refused(
             if connection.recv(1) == b"":
                 raise ConnectionError("closed by the server")
             raise AssertionError("the server talks to strangers")
+    until(lambda: "refused: somebody without a certificate of this project" in caplog.messages)
 
 
 @pytest.mark.slow

@@ -39,18 +39,20 @@ APP = "relay"
 ENDED = ("FINISHED", "FAILED", "ABANDONED", "REJECTED")  # how the names of a job's last states begin
 PATIENCE = 1.0  # seconds that FLARE may take to say that a site is late
 LOOK = 1.0  # seconds between looks at which sites can be reached
+SOON = 0.3  # seconds between looks while a job is starting
 MISSED = 2  # pings that a site leaves unanswered before it counts as lost
+MISSED_AT_WORK = 10  # the same for a site that has a call under way and still sends heartbeats: its line is busy
+HEARTBEAT = 2.0  # seconds between the heartbeats of FLARE's clients
 PING = 3.0  # seconds that a site's relay may take to say that it is there
 BUSY = 60.0  # seconds after the last change of the sites in which FLARE's list is read at every look
 CALM = 5.0  # seconds between readings of FLARE's list at other times; each leaves a line in its audit.log
 SILENCE = 30.0  # seconds without a sign of the server after which a site starts FLARE's client anew
-SHOWN = 3.0  # seconds after its last answer at which a sign of life of a site is one that came later
+SHOWN = 3.0  # seconds after a site's last answer from which on a heartbeat shows that it has come back
 MOST_JOBS = 4  # with so many jobs the next one is for all sites, and the others end
+STOP = 3.0  # seconds that a process may take to let go of its port
 START = 60.0  # seconds that FLARE's server, and a job, may take to start
-
-
 REFUSED_NAME = re.compile(r"authenticated as '([^']*)' but claimed endpoint '([^']*)'")
-UNKNOWN_ISSUER = "CERTIFICATE_VERIFY_FAILED"
+STRANGER = re.compile(r"Handshake failed.*(CERTIFICATE_VERIFY_FAILED|PEER_DID_NOT_RETURN_A_CERTIFICATE)")
 
 
 class Process:
@@ -72,6 +74,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
+        """Start the process, or start it again."""
         command = [sys.executable, "-m", "protofed.deploy.relay", str(self.kit), *self.settings]
         with self.console.open("ab") as log:
             self.popen = subprocess.Popen(
@@ -111,6 +114,7 @@ class Process:
             self.popen.wait()
 
     def close(self) -> None:
+        """End the process and let others use the kit."""
         self.stop()
         self._lock.close()
 
@@ -133,12 +137,26 @@ def keep_at_home(kit: Path) -> None:
     disk.write_atomically(path, (json.dumps(resources, indent=2) + "\n").encode())
 
 
+def need_port(kit: Path) -> None:
+    """See that the server's port is free; FLARE's server would start without it and wait for ever."""
+    settings = json.loads((kit / "startup" / "fed_server.json").read_text(encoding="utf-8"))
+    port = int(settings["servers"][0]["service"]["target"].rpartition(":")[2])
+    end = time.monotonic() + STOP  # a server that was just killed may still have it
+    while True:
+        try:
+            return socket.create_server(("", port)).close()
+        except OSError as error:
+            if time.monotonic() > end:
+                raise ProtofedError(f"{kit}: port {port} cannot be opened ({error.strerror})") from None
+            time.sleep(0.1)
+
+
 def write_job(folder: Path, sites: list[str]) -> Path:
     """Write a job of relays between the server and some sites: it holds names of installed classes and no code."""
     controller = {
         "id": "controller",
         "path": "nvflare.collab.runtime.controller.CollabController",
-        "args": {"server_obj_id": "relay", "sync_task_timeout": 60},
+        "args": {"server_obj_id": "relay", "sync_task_timeout": 45},
     }
     executor = {"path": "nvflare.collab.runtime.executor.CollabExecutor", "args": {"client_obj_id": "relay"}}
     relays = [
@@ -181,15 +199,18 @@ class Job:
     started: bool = False  # whether a site has ever answered through it
     alive: set[str] = field(default_factory=set)
     missed: dict[str, int] = field(default_factory=dict)  # pings that a site has not answered, one after the other
+    calls: list[str] = field(default_factory=list)  # the sites that have a call under way
 
-    def note(self, replies: Mapping[str, bytes | Failure]) -> None:
-        """Note who has answered a ping. A site may miss one, unless it is known to be out of reach."""
+    def note(self, replies: Mapping[str, bytes | Failure], patient: Collection[str] = ()) -> None:
+        """Note who has answered a ping. A site may miss some, more in `patient`, unless it is known to be gone."""
         for site, reply in replies.items():
             if not isinstance(reply, Failure):
                 self.missed[site] = 0
+            elif reply.kind == "late" and site in self.missed:
+                self.missed[site] += 1
             else:
-                self.missed[site] = self.missed.get(site, MISSED) + (1 if reply.kind == "late" else MISSED)
-        self.alive = {site for site in self.sites if self.missed.get(site, MISSED) < MISSED}
+                self.missed[site] = MISSED_AT_WORK
+        self.alive = {s for s, missed in self.missed.items() if missed < (MISSED_AT_WORK if s in patient else MISSED)}
         self.started |= bool(self.alive)
 
 
@@ -217,6 +238,7 @@ class Server:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._supervise, daemon=True, name="flare")
         keep_at_home(self.kit)
+        need_port(self.kit)
         self.process = Process(self.kit, {SERVER_FOLDER: str(self.folder)})
         try:
             self._session = self._connect(START)
@@ -233,7 +255,13 @@ class Server:
 
         def answer(site: str, function: str, message: bytes, timeout: float) -> bytes | Failure:
             job = routes[site]
-            return Failure("not connected") if job is None else self._ask(job, site, function, message, timeout)
+            if job is None:
+                return Failure("not connected")
+            job.calls.append(site)
+            try:
+                return self._ask(job, site, function, message, timeout)
+            finally:
+                job.calls.remove(site)
 
         def lost(site: str) -> bool:
             job = routes[site]
@@ -286,9 +314,8 @@ class Server:
             except Exception as error:
                 if not self.process.running():
                     raise ProtofedError(f"{self.kit}: FLARE's server has ended; see {self.process.console}") from None
-                if time.monotonic() > end:
+                if time.monotonic() > end or self._stop.wait(0.1):
                     raise ProtofedError(f"{self.kit}: FLARE's server cannot be reached ({reason_of(error)})") from None
-                time.sleep(0.1)
 
     def _route(self, site: str) -> Job | None:
         """The newest job in which a site is alive."""
@@ -305,7 +332,7 @@ class Server:
             return Failure("connection lost")
 
     def _supervise(self) -> None:
-        while not self._stop.wait(LOOK):
+        while not self._stop.wait(LOOK if all(job.started for job in self.jobs.values()) else SOON):
             try:
                 self._look()
             except Exception as error:  # FLARE's own trouble: try again at the next look
@@ -328,26 +355,29 @@ class Server:
         if now - self._changed > BUSY and now - self._listed < CALM:
             return
         self._listed = now
-        connected = {client.name: client.last_connect_time for client in self._session.get_connected_client_list()}
+        heartbeats = self._heartbeats()
         self._forget()
         starting = {site for job in self.jobs.values() if not job.started for site in job.sites}
         reached = set(self.sites()) | starting
         # A site that was lost is still listed for a while: it gets a new job when it has shown itself since.
-        waiting = [
-            s for s in sorted(connected) if s not in reached and connected[s] > self.last_seen.get(s, 0.0) + SHOWN
-        ]
+        shown = {site for site, seen in heartbeats.items() if seen > self.last_seen.get(site, 0.0) + SHOWN}
+        waiting = sorted(shown - reached)
         if waiting and waiting == self._waiting:  # nobody has come since the last look: one job for all of them
-            self._submit(waiting if len(self.jobs) < MOST_JOBS else sorted(connected))
+            self._submit(waiting if len(self.jobs) < MOST_JOBS else sorted({*waiting, *self.sites()}))
         if waiting != self._waiting:
             self._changed = now
         self._waiting = waiting
+
+    def _heartbeats(self) -> dict[str, float]:
+        """When each site that FLARE counts as connected last sent a heartbeat."""
+        return {client.name: client.last_connect_time for client in self._session.get_connected_client_list()}
 
     def _report_refusals(self) -> None:
         """Say once of each what FLARE's log tells of those who were not let in."""
         news = self.process.news()
         refused = {f"refused: the site {a} called itself {b}" for a, b in REFUSED_NAME.findall(news)}
-        if UNKNOWN_ISSUER in news:
-            refused.add("refused: somebody whose certificate is not of this project")
+        if STRANGER.search(news):
+            refused.add("refused: somebody without a certificate of this project")
         for line in sorted(refused - self._warned):
             logger.warning(line)
         self._warned |= refused
@@ -358,7 +388,10 @@ class Server:
         for job in list(self.jobs.values()):
             if job.relay.exists():
                 replies = together(functools.partial(self._ask, job), "", dict.fromkeys(job.sites, b""), PING, PATIENCE)
-                job.note(replies)
+                late = {s for s, reply in replies.items() if isinstance(reply, Failure) and reply.kind == "late"}
+                at_work = late.intersection(job.calls, job.alive)
+                heartbeats = self._heartbeats() if at_work else {}
+                job.note(replies, {s for s in at_work if time.time() - heartbeats.get(s, 0.0) < 5 * HEARTBEAT})
             else:
                 job.note(dict.fromkeys(job.sites, Failure("no relay")))
         after = set(self.sites())
@@ -371,12 +404,12 @@ class Server:
             logger.warning("site %s is lost", site)
 
     def _forget(self) -> None:
-        """Forget jobs that have ended, and end those whose sites all answer through a newer one or not at all."""
+        """Forget jobs that have ended, and end those whose sites all answer through a newer one."""
         newer: set[str] = set()
         for job in reversed(list(self.jobs.values())):
             age = time.monotonic() - job.submitted
             over = not job.alive and (age > START or str(self._session.get_job_status(job.id)).startswith(ENDED))
-            if over or (job.alive and job.alive <= newer):
+            if over or (job.alive and job.alive <= newer and not job.calls):
                 del self.jobs[job.id]
                 with contextlib.suppress(OSError, Refused):
                     ask(job.relay, {"stop": True}, b"", 1.0)
@@ -416,7 +449,9 @@ class Site:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._supervise, daemon=True, name="flare")
         try:
-            self.process = Process(self.kit, {SITE_SOCKET: str(socket)}, f"uid={self.name}", "heart_beat_interval=2.0")
+            self.process = Process(
+                self.kit, {SITE_SOCKET: str(socket)}, f"uid={self.name}", f"heart_beat_interval={HEARTBEAT}"
+            )
         except BaseException:
             self._desk.close()
             raise
@@ -426,7 +461,7 @@ class Site:
         """Start FLARE's client again when it has ended, or has been without the server for long."""
         warned = False
         while not self._stop.wait(LOOK):
-            if not warned and UNKNOWN_ISSUER in self.process.news():
+            if not warned and STRANGER.search(self.process.news()):
                 logger.error("%s: the server's certificate is not of this kit's project", self.kit)
                 warned = True
             if not self.process.running():

@@ -59,7 +59,7 @@ class Project:
     """A federation's participants.
 
     `host` is the name or address at which the sites reach the server; `port` is the one port it opens. Without
-    `encrypted` the messages travel as plain text, and nobody's certificate is asked for.
+    `encrypted` the messages travel as plain text, which anybody on the way can read and change.
 
     Example: `Project("study", "fl.hospital.org", sites=("north", "south"))`
     """
@@ -226,12 +226,12 @@ def _flare_kits(project: Project, authority: Path) -> Path:
 
     security = {} if project.encrypted else {"connection_security": "clear"}
     flare = FlareProject(project.name, "", props={"api_version": 3, **security})
-    flare.set_server(
-        project.host, "federation", {"fed_learn_port": project.port, "admin_port": project.port, **security}
-    )
+    ports = {"fed_learn_port": project.port, "admin_port": project.port}
+    flare.set_server(project.host, "federation", {"host_names": ["localhost"], **ports, **security})
     for site in project.sites:
         flare.add_client(site, "federation", dict(security))
-    flare.add_admin(ADMIN, "federation", {"role": "project_admin", **security})
+    # The admin's kit is used where the server runs, which may not reach itself under its outer name.
+    flare.add_admin(ADMIN, "federation", {"role": "project_admin", "connect_to": "localhost", **security})
     builders = [
         WorkspaceBuilder("master_template.yml"),
         StaticFileBuilder(config_folder="config", scheme="grpc"),

@@ -61,6 +61,12 @@ class Transport(Protocol):
         ...
 
 
+class StillBusy(Exception):
+    """A message's time has run out while the site was at work on an earlier one."""
+
+    kind: Kind = "late"
+
+
 class Turns:
     """A service that answers one message at a time, and not those that nobody waits for any more.
 
@@ -74,7 +80,7 @@ class Turns:
 
     def handle(self, function: str, message: bytes, timeout: float) -> bytes:
         if not self._turn.acquire(timeout=timeout):
-            raise TimeoutError("the site was still at work on an earlier message")
+            raise StillBusy("still at work on an earlier message")
         try:
             return self.service.handle(function, message)
         finally:
@@ -162,4 +168,4 @@ class LocalTransport:
             with self._process:
                 return self.services[site].handle(function, message, timeout)
         except Exception as error:
-            return Failure(reason_of(error), "refused")
+            return Failure(reason_of(error), getattr(error, "kind", "refused"))
