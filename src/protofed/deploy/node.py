@@ -29,16 +29,27 @@ from ..data.types import ClientData, FederatedData, Unlabelled
 from ..errors import ProtofedError
 from ..experiment.architectures import make as make_model
 from ..experiment.run import engine_inputs
-from ..experiment.settings import Settings, resolve
+from ..experiment.settings import AutoModel, Settings, resolve
 from ..federation.checkpoint import StoredStates, write_states, write_tensors
 from ..federation.local import ClientState
 from ..federation.site import Site, opened, sealed
+from ..grammar import write_choice
+from ..registry import as_options
 from ..wire import WireError
-from .cards import Card, stand_in
+from .cards import Card, federation_data, stand_in
 from .policy import Policy, Refusal
 
 log = logging.getLogger("protofed")
 RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def network_for(data: Dataset, model: str) -> str:
+    """A network as a setting is written; `auto` is what suits the shape of the data."""
+    if model != "auto":
+        return model
+    card = Card("", "", tuple(data.x_train.shape[1:]), data.num_classes, 1, 1, not data.x_train.is_floating_point())
+    spec = AutoModel({}).for_data(federation_data([card], (), data.num_classes))
+    return write_choice(spec.name, as_options(spec))
 
 
 class RoundStates(MutableMapping[int, ClientState]):
