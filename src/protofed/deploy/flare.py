@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 APP = "relay"
 ENDED = ("FINISHED", "FAILED", "ABANDONED", "REJECTED")  # how the names of a job's last states begin
 PATIENCE = 1.0  # seconds that FLARE may take to say that a site is late
-LOOK = 1.0  # seconds between looks at which sites can be reached
-SOON = 0.3  # seconds between looks while a job is starting
+SOON = 0.3  # seconds between looks at which sites can be reached, while a job is starting
+LOOK = 1.0  # the same while sites come and go
+CALM = 5.0  # the same at other times; a look leaves a line in FLARE's audit.log
+BUSY = 30.0  # seconds after the last change of the sites that count as coming and going
 MISSED = 2  # pings that a site leaves unanswered before it counts as lost
 MISSED_AT_WORK = 10  # the same for a site that has a call under way and still sends heartbeats: its line is busy
 HEARTBEAT = 2.0  # seconds between the heartbeats of FLARE's clients
 PING = 3.0  # seconds that a site's relay may take to say that it is there
-BUSY = 60.0  # seconds after the last change of the sites in which FLARE's list is read at every look
-CALM = 5.0  # seconds between readings of FLARE's list at other times; each leaves a line in its audit.log
 SILENCE = 30.0  # seconds without a sign of the server after which a site starts FLARE's client anew
 SHOWN = 3.0  # seconds after a site's last answer from which on a heartbeat shows that it has come back
 MOST_JOBS = 4  # with so many jobs the next one is for all sites, and the others end
@@ -171,7 +171,7 @@ def write_job(folder: Path, sites: list[str]) -> Path:
         },
         f"{APP}/config/config_fed_server.json": {
             "format_version": 2,
-            "server": {"task_request_interval": 0.5},  # two tasks start a relay; after that sites only show themselves
+            "server": {"task_request_interval": 1.0},  # two tasks start a relay, and none follows
             "workflows": [controller],
             "components": relays[:1],
         },
@@ -232,7 +232,7 @@ class Server:
         self.jobs: dict[str, Job] = {}
         self.last_seen: dict[str, float] = {}  # when a site last answered through a job
         self._waiting: list[str] = []
-        self._listed = self._changed = time.monotonic()  # the last look at FLARE's list, the last change of the sites
+        self._changed = time.monotonic()  # when a site last came, went or was slow to answer
         self._warned: set[str] = set()
         self._session: Any = None
         self._stop = threading.Event()
@@ -332,12 +332,18 @@ class Server:
             return Failure("connection lost")
 
     def _supervise(self) -> None:
-        while not self._stop.wait(LOOK if all(job.started for job in self.jobs.values()) else SOON):
+        while not self._stop.wait(self._pause()):
             try:
                 self._look()
             except Exception as error:  # FLARE's own trouble: try again at the next look
                 logger.warning("FLARE: %s", reason_of(error))
                 self._leave()
+
+    def _pause(self) -> float:
+        """The seconds until the next look."""
+        if not all(job.started for job in self.jobs.values()):
+            return SOON
+        return LOOK if time.monotonic() - self._changed < BUSY else CALM
 
     def _look(self) -> None:
         """See which sites answer, forget jobs that have ended, and submit one for sites that have none."""
@@ -351,10 +357,6 @@ class Server:
             self._session = self._connect(START)
         self._report_refusals()
         self._ping()
-        now = time.monotonic()
-        if now - self._changed > BUSY and now - self._listed < CALM:
-            return
-        self._listed = now
         heartbeats = self._heartbeats()
         self._forget()
         starting = {site for job in self.jobs.values() if not job.started for site in job.sites}
@@ -365,7 +367,7 @@ class Server:
         if waiting and waiting == self._waiting:  # nobody has come since the last look: one job for all of them
             self._submit(waiting if len(self.jobs) < MOST_JOBS else sorted({*waiting, *self.sites()}))
         if waiting != self._waiting:
-            self._changed = now
+            self._changed = time.monotonic()
         self._waiting = waiting
 
     def _heartbeats(self) -> dict[str, float]:
@@ -396,7 +398,7 @@ class Server:
                 job.note(dict.fromkeys(job.sites, Failure("no relay")))
         after = set(self.sites())
         self.last_seen |= dict.fromkeys(after, time.time())
-        if before != after:
+        if before != after or any(job.missed[site] for job in self.jobs.values() for site in job.alive):
             self._changed = time.monotonic()
         for site in sorted(after - before):
             logger.info("site %s is connected", site)
