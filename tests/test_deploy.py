@@ -334,3 +334,32 @@ def test_settings_that_are_the_sites_own_are_refused(nodes, tmp_path):
 def test_a_refusal_is_an_error_of_one_line():
     with pytest.raises(Refusal):
         Policy(methods=("fedavg",)).check_run(resolve("fedproto", {}).method, 3)
+
+
+# --- monitoring -------------------------------------------------------------------------------------------------------
+def test_numbers_of_a_run_can_be_read_while_it_goes_on(nodes, tmp_path):
+    pytest.importorskip("prometheus_client")
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    from protofed.deploy.metrics import Metrics
+
+    transport = LocalTransport(nodes())
+    pages = []
+    with Metrics(transport, 3) as metrics:
+
+        def watch(record, rounds):
+            metrics.round(record, rounds)
+            pages.append(urlopen(f"http://127.0.0.1:{metrics.port}/metrics").read().decode())
+
+        serve("fedproto", KEYS, transport, NAMES, tmp_path / "run", limits=QUICK, watch=watch)
+        health = json.loads(urlopen(f"http://127.0.0.1:{metrics.port}/health").read())
+        with pytest.raises(HTTPError, match="404"):
+            urlopen(f"http://127.0.0.1:{metrics.port}/etc/passwd")
+    assert health == {"status": "ok", "round": 4, "rounds": 4}
+    values = [dict(line.rsplit(" ", 1) for line in page.splitlines() if line[0] != "#") for page in pages]
+    assert [float(v["protofed_round"]) for v in values] == [1, 2, 3, 4]
+    assert float(values[0]["protofed_sites_connected"]) == float(values[0]["protofed_sites"]) == 3
+    [run] = read_folder(tmp_path / "run").runs
+    total = sum(sum(row["up"].values()) for row in run.rounds)
+    assert float(values[-1]['protofed_bytes_total{direction="up"}']) == total

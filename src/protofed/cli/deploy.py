@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +16,10 @@ from .options import Config, Load, Method, Out, Pairs, given_settings, load_file
 
 if TYPE_CHECKING:
     from ..data import Dataset
+    from ..federation import Record
     from ..outcome import Result
 
+log = logging.getLogger("protofed")
 Seconds = Annotated[float, typer.Option(min=0.1, help="The time limit of a round; a site that is late is left out.")]
 Quorum = Annotated[int | None, typer.Option(min=1, help="The fewest sites that make a round; default: all.")]
 Patience = Annotated[float, typer.Option(min=0, help="How many seconds to wait for sites to connect.")]
@@ -30,6 +35,9 @@ def keys(
     port: Annotated[int, typer.Option(help="The one port that the server opens.")] = 8002,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the kits.")] = Path("kits"),
     add: Annotated[str | None, typer.Option(help="Add a site of this name to the kits that are there.")] = None,
+    plain_text: Annotated[
+        bool, typer.Option("--plain-text", help="Without TLS: anybody on the way can read and change messages.")
+    ] = False,
     renew: Annotated[str | None, typer.Option(help="Sign a new certificate for this participant.")] = None,
 ) -> None:
     """Make certificates and start-up kits for a server and its sites: `protofed keys north south --host fl.example.org`."""
@@ -46,6 +54,10 @@ def keys(
     if project is None and not sites:
         raise ProtofedError("no sites given; name them, or give --project FILE")
     chosen = kits.read_project(project) if project else kits.Project(name, host, tuple(sites or ()), port)
+    if plain_text:
+        chosen = dataclasses.replace(chosen, encrypted=False)
+    if not chosen.encrypted:
+        log.warning("messages will travel as plain text: anybody on the way can read and change them")
     for participant, kit in kits.make_kits(chosen, out).items():
         console.print(f"{participant}: {kit}", soft_wrap=True, markup=False)
 
@@ -63,11 +75,15 @@ def serve(
     seconds: Seconds = 600,
     quorum: Quorum = None,
     patience: Patience = 3600,
+    metrics: Annotated[
+        int | None, typer.Option(help="Serve /metrics (Prometheus) and /health on this port of this machine.")
+    ] = None,
     load: Load = None,
 ) -> None:
     """Run a method between real sites: `protofed serve fedsap rounds=50 --out runs/study`."""
     from ..deploy.flare import Server
     from ..deploy.keys import PROJECT_FILE, need_flare, read_project
+    from ..deploy.metrics import Metrics
     from ..deploy.remote import Limits
     from ..deploy.serve import serve as serve_run
 
@@ -80,11 +96,21 @@ def serve(
     folder = writing_to(resume) if resume is not None else out_folder(out, f"{method}-sites")
     given = given_settings(config, settings)
     samples = None if data is None else _samples(data)
-    with (
-        Server(kits / "server", kits / "admin") as transport,
-        RunWatch(make_console(), method or folder.name).live() as watch,
-    ):
-        result = serve_run(method, given, transport, project.sites, folder, limits=limits, data=samples, watch=watch)
+    with contextlib.ExitStack() as stack:
+        transport = stack.enter_context(Server(kits / "server", kits / "admin"))
+        watch = stack.enter_context(RunWatch(make_console(), method or folder.name).live())
+        numbers = None
+        if metrics is not None:
+            numbers = stack.enter_context(Metrics(transport, len(project.sites), metrics))
+
+        def watch_round(record: Record, rounds: int) -> None:
+            watch(record, rounds)
+            if numbers is not None:
+                numbers.round(record, rounds)
+
+        result = serve_run(
+            method, given, transport, project.sites, folder, limits=limits, data=samples, watch=watch_round
+        )
     _print_run(result)
 
 
