@@ -50,9 +50,7 @@ def try_out(
     names = [f"site-{k + 1}" for k in range(sites)]
     files = share_out(settings, names, folder / "data")
     models = models_of(settings, sites)
-    with _free_port() as port:
-        pass
-    kits = make_kits(Project("trial", "127.0.0.1", tuple(names), port), folder / "kits")
+    kits = make_kits(Project("trial", "127.0.0.1", tuple(names), free_port()), folder / "kits")
     own = (
         "data",
         "partition",
@@ -104,11 +102,11 @@ def models_of(settings: Settings, sites: int) -> list[str]:
     return [write_choice(model.name, as_options(model))] * sites
 
 
-@contextlib.contextmanager
-def _free_port() -> Iterator[int]:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        yield probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
