@@ -26,7 +26,7 @@ from protofed.deploy.keys import ALLOWED_CLASSES, Project, add_site, check_kit, 
 from protofed.deploy.transport import Failure, LocalTransport
 from protofed.errors import ProtofedError
 
-SITES = ("east", "north-1", "west_2")
+SITES = ("east", "north-1", "west")
 SITE = """
 import sys, time, logging, threading
 from pathlib import Path
@@ -78,12 +78,12 @@ def test_local_transport_names_late_lost_and_refusing_sites():
     services = {name: Echo() for name in SITES}
     transport = LocalTransport(services)
     transport.delays["east"] = 0.3
-    transport.lost["west_2"] = "its link is down"
+    transport.lost["west"] = "its link is down"
     assert transport.sites() == ["east", "north-1"]
     replies = transport.call("echo", dict.fromkeys([*SITES, "nobody"], b"x"), 0.1)
     assert replies["north-1"] == b"x"
     assert replies["east"] == Failure("no answer within 0.1 s", "late")
-    assert replies["west_2"] == Failure("its link is down", "lost")
+    assert replies["west"] == Failure("its link is down", "lost")
     assert replies["nobody"] == Failure("not connected", "lost")
     assert transport.call("raise", {"north-1": b""}, 5.0) == {"north-1": Failure("no such thing", "refused")}
 
@@ -147,6 +147,8 @@ def test_a_job_knows_who_is_alive():
         ({"sites": ("a", "a")}, "named twice"),
         ({"sites": ("server",)}, "reserved"),
         ({"sites": ("a/b",)}, "letters, digits"),
+        ({"sites": ("a_b",)}, "letters, digits"),
+        ({"sites": ("-a",)}, "letters, digits"),
         ({"name": ""}, "letters, digits"),
         ({"port": 0}, "port=0"),
     ],
@@ -206,7 +208,8 @@ def test_sites_are_added_and_certificates_renewed(tmp_path: Path):
     (out / "a/local/resources.json").write_text("{}")
     renew(out, "a")
     changed = {str(file.relative_to(out)) for file, content in old.items() if file.read_bytes() != content}
-    assert changed == {"project.toml", "a/startup/client.crt", "a/startup/client.key", "a/local/resources.json"}
+    keys = {f"a/startup/{role}.{part}" for role in ("client", "server") for part in ("crt", "key")}
+    assert changed == {"project.toml", "a/local/resources.json", *keys}
     assert check_kit(out / "a", "client") == "a"
     assert expiry(out / "a") >= expiry(out / "b")
     assert read_project(out / "project.toml").sites == ("a", "b", "c")
@@ -302,6 +305,17 @@ def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.1)
 
 
+def knock(context: ssl.SSLContext, port: int) -> None:
+    """Try to talk to a port of this machine with TLS."""
+    with (
+        socket.create_connection(("localhost", port), 5.0) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        if connection.recv(1) == b"":
+            raise ConnectionError("closed by the server")
+
+
 def flare_processes(kit: Path) -> list:
     """FLARE's own process of a kit, and those of its jobs."""
     import psutil
@@ -339,20 +353,20 @@ def test_late_and_refusing_sites_are_named_and_the_others_answer(whole: Federati
 @pytest.mark.slow
 def test_a_killed_site_is_left_out_and_comes_back(whole: Federation, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "protofed")
-    process = whole.sites.pop("west_2")
+    process = whole.sites.pop("west")
     threading.Timer(1.0, process.kill).start()
     before = time.monotonic()
-    replies = whole.server.call("sleep", {"east": b"2", "north-1": b"0", "west_2": b"50"}, 60.0)
+    replies = whole.server.call("sleep", {"east": b"2", "north-1": b"0", "west": b"50"}, 60.0)
     assert time.monotonic() - before < 40.0  # nobody waits for a site that is gone
     process.wait()
     assert (replies["east"], replies["north-1"]) == (b"2", b"0")
-    assert isinstance(replies["west_2"], Failure) and replies["west_2"].kind == "lost"
+    assert isinstance(replies["west"], Failure) and replies["west"].kind == "lost"
     until(lambda: whole.server.sites() == ["east", "north-1"])
-    until(lambda: not flare_processes(whole.kits / "west_2"))
-    whole.join("west_2")
+    until(lambda: not flare_processes(whole.kits / "west"))
+    whole.join("west")
     assert whole.server.wait_for(SITES, 60) == []
-    assert whole.server.call("count", {"west_2": b""}, 5.0) == {"west_2": b"1"}  # a new process
-    assert [r.getMessage() for r in caplog.records] == ["site west_2 is lost", "site west_2 is connected"]
+    assert whole.server.call("count", {"west": b""}, 5.0) == {"west": b"1"}  # a new process
+    assert [r.getMessage() for r in caplog.records] == ["site west is lost", "site west is connected"]
 
 
 @pytest.mark.slow
@@ -406,15 +420,8 @@ def test_unknown_certificates_and_wrong_names_are_refused(
     for startup in (None, strangers["stranger"] / "startup"):  # no certificate, and one of another project
         if startup:
             context.load_cert_chain(startup / "client.crt", startup / "client.key")
-        with (
-            pytest.raises((ssl.SSLError, ConnectionError)),
-            socket.create_connection(("localhost", port), 5.0) as plain,
-            context.wrap_socket(plain, server_hostname="localhost") as connection,
-        ):
-            connection.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-            if connection.recv(1) == b"":
-                raise ConnectionError("closed by the server")
-            raise AssertionError("the server talks to strangers")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            knock(context, port)
     until(lambda: "refused: somebody without a certificate of this project" in caplog.messages)
 
 
@@ -454,11 +461,14 @@ def test_a_kit_is_used_once_and_nothing_listens_that_need_not(whole: Federation)
     with pytest.raises(ProtofedError, match="in use by another process"):
         Site(whole.kits / "east", Echo())
     port = read_project(whole.kits / "project.toml").port
+    context = ssl.create_default_context(cafile=whole.kits / "server/startup/rootCA.pem")
     public = set()
     for process in psutil.Process().children(recursive=True):
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
                 assert connection.laddr.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+                with pytest.raises((ssl.SSLError, ConnectionError)):  # no port talks to those without a certificate
+                    knock(context, connection.laddr.port)
                 if str(whole.kits / "server") in process.cmdline():
                     public.add(connection.laddr.port)
     assert port in public

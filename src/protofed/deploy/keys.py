@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ ALLOWED_CLASSES = (
     "protofed.deploy.relay.SiteRelay",
 )
 ADMIN = "admin@federation.local"  # FLARE wants an e-mail address as an admin's name
+NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")  # as in host names: certificates have them
 RESERVED = ("admin", "authority", "server")  # folders beside the sites' kits
 ROOT_DAYS = 3650  # the root certificate's life; a participant's certificate lives 360 days
 PROJECT_FILE = "project.toml"
@@ -72,8 +74,8 @@ class Project:
 
     def __post_init__(self) -> None:
         for kind, name in (("project", self.name), *(("site", site) for site in self.sites)):
-            if not name or not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-                raise ProtofedError(f"{kind} {name!r}: a name has letters, digits, '-' and '_'")
+            if not NAME.fullmatch(name):
+                raise ProtofedError(f"{kind} {name!r}: a name has up to 63 letters, digits and, between them, '-'")
         for site in self.sites:
             if site in RESERVED or self.sites.count(site) > 1:
                 raise ProtofedError(f"site {site!r}: {'is named twice' if site not in RESERVED else 'a reserved name'}")
@@ -224,12 +226,15 @@ def _flare_kits(project: Project, authority: Path) -> Path:
     from nvflare.lighter.impl.workspace import WorkspaceBuilder
     from nvflare.lighter.provisioner import Provisioner
 
-    security = {} if project.encrypted else {"connection_security": "clear"}
+    sort = "mtls" if project.encrypted else "clear"
+    security = {"connection_security": sort}
     flare = FlareProject(project.name, "", props={"api_version": 3, **security})
+    # A server or site talks with its own job processes through a port of this machine, which is guarded like the other.
+    inside = {"listening_host": {"default_host": "localhost", "scheme": "tcp", "port": 0, "connection_security": sort}}
     ports = {"fed_learn_port": project.port, "admin_port": project.port}
-    flare.set_server(project.host, "federation", {"host_names": ["localhost"], **ports, **security})
+    flare.set_server(project.host, "federation", {"host_names": ["localhost"], **ports, **inside, **security})
     for site in project.sites:
-        flare.add_client(site, "federation", dict(security))
+        flare.add_client(site, "federation", {**inside, **security})
     # The admin's kit is used where the server runs, which may not reach itself under its outer name.
     flare.add_admin(ADMIN, "federation", {"role": "project_admin", "connect_to": "localhost", **security})
     builders = [
