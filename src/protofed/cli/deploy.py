@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ProtofedError
 from .console import RunWatch, make_console
-from .options import Config, Load, Method, Out, Pairs, given_settings, load_files, out_folder, writing_to
+from .options import Config, Load, Method, Out, Pairs, given_settings, load_files, nothing_left, out_folder, writing_to
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -95,8 +95,9 @@ def serve(
     limits = Limits(seconds, quorum or len(project.sites), patience)
     folder = writing_to(resume) if resume is not None else out_folder(out, f"{method}-sites")
     given = given_settings(config, settings)
-    samples = None if data is None else _samples(data)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(nothing_left(folder))
+        samples = None if data is None else _samples(data)
         transport = stack.enter_context(Server(kits / "server", kits / "admin"))
         watch = stack.enter_context(RunWatch(make_console(), method or folder.name).live())
         numbers = None
@@ -177,6 +178,9 @@ def try_(
     load_files(load)
     folder = out_folder(out, f"{method}-trial")
     given = given_settings(config, settings)
-    with tempfile.TemporaryDirectory(prefix="protofed-") as temporary, RunWatch(make_console(), method).live() as watch:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(nothing_left(folder))
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="protofed-"))
+        watch = stack.enter_context(RunWatch(make_console(), method).live())
         result = try_out(method, given, sites, folder, Path(temporary), watch)
     _print_run(result)
