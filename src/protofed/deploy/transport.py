@@ -164,8 +164,11 @@ class LocalTransport:
         if site in self.lost or site not in self.services:
             return Failure(self.lost.get(site, "not connected"))
         time.sleep(self.delays.get(site, 0.0))
+        if not self._process.acquire(timeout=timeout):
+            return Failure("the process was still at work on other messages", "late")
         try:
-            with self._process:
-                return self.services[site].handle(function, message, timeout)
+            return self.services[site].handle(function, message, timeout)
         except Exception as error:
             return Failure(reason_of(error), getattr(error, "kind", "refused"))
+        finally:
+            self._process.release()
