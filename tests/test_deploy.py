@@ -60,6 +60,12 @@ def nodes(tmp_path):
     return make
 
 
+def run_of(site, run="run"):
+    """What a site keeps of a run."""
+    [place] = (site / "runs").glob(f"{run}-*")
+    return place
+
+
 class Restarting:
     """A site whose process ends after every message: what it knows is in its folder."""
 
@@ -104,7 +110,7 @@ def test_sites_of_three_architectures_give_the_bits_of_a_simulation(method, tmp_
             assert kind not in record.metrics or clients[kind] == [getattr(s, kind) for s in record.scores]
     assert result.summary["clients"] == 3 and result.failure is None
     for client, state in loop.engine.export().items():
-        states = RoundStates(tmp_path / NAMES[client] / "runs" / "run", client)
+        states = RoundStates(run_of(tmp_path / NAMES[client]), client)
         states.round = 5
         stored = states[client].weights if client in states else {}
         assert stored.keys() == state.weights.keys()
@@ -114,7 +120,7 @@ def test_sites_of_three_architectures_give_the_bits_of_a_simulation(method, tmp_
 def test_a_site_keeps_what_the_run_gave_it(nodes, tmp_path):
     serve("fedproto", KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
     for name in NAMES:
-        place = tmp_path / name / "runs" / "run"
+        place = run_of(tmp_path / name)
         assert {"model.safetensors", "prototypes.safetensors", "README.md", "begin.json"} <= {
             file.name for file in place.iterdir()
         }
@@ -144,7 +150,7 @@ def test_a_server_that_was_stopped_goes_on_with_the_same_bits(method, kept, node
     cut = serve(None, {}, LocalTransport(nodes()), NAMES, tmp_path / "cut", limits=QUICK)
     assert without_clock(cut.metrics) == without_clock(whole.metrics)
     for name in NAMES:
-        one, other = (tmp_path / name / "runs" / run / "model.safetensors" for run in ("whole", "cut"))
+        one, other = (run_of(tmp_path / name, run) / "model.safetensors" for run in ("whole", "cut"))
         assert one.read_bytes() == other.read_bytes()
 
 
@@ -158,7 +164,7 @@ def test_a_site_that_is_cut_off_for_two_rounds_comes_back(nodes, tmp_path):
     result = serve("fedproto", keys, transport, NAMES, tmp_path / "run", limits=replace(QUICK, quorum=2), watch=cut)
     [run] = read_folder(tmp_path / "run").runs
     assert [list(row["dropped"]) for row in run.rounds] == [[], ["1"], ["1"], [], []]
-    assert "its link is down" in run.rounds[1]["dropped"]["1"]
+    assert run.rounds[1]["dropped"]["1"] == "south: its link is down"
     assert [row["accuracy_head"][1] is None for row in run.clients] == [False, True, True, False, False]
     assert result.summary["rounds"] == 5 and result.summary["dropped_clients"] == 2
 
@@ -283,6 +289,40 @@ def test_prototypes_of_few_samples_do_not_leave(nodes, tmp_path):
     counts = load_file(rounds_in(tmp_path / "run" / "checkpoint")[0] / "server.safetensors")["/bank/counts"]
     others = [part(k).y_train.bincount(minlength=4) for k in (1, 2)]
     assert torch.equal(counts, sum(others).to(counts.dtype))
+
+
+def test_a_refusal_that_leaves_no_quorum_ends_the_run(nodes, tmp_path):
+    transport = LocalTransport(nodes((None, Policy(methods=("fedavg",)), None)))
+    with pytest.raises(ProtofedError, match=r"2 sites would take part, and 3 make a round \(south: this site's policy"):
+        serve("fedproto", KEYS, transport, NAMES, tmp_path / "run", limits=QUICK)
+
+
+def test_a_new_run_in_a_folder_of_the_same_name_has_its_own_settings(nodes, tmp_path):
+    for rate, place in ((0.01, "one"), (0.5, "two")):
+        serve(
+            "fedproto",
+            {**KEYS, "rounds": 1, "lr": rate},
+            LocalTransport(nodes()),
+            NAMES,
+            tmp_path / place / "run",
+            limits=QUICK,
+        )
+    rates = [json.loads(f.read_text())["settings"]["lr"] for f in (tmp_path / "north" / "runs").glob("*/begin.json")]
+    assert sorted(rates) == [0.01, 0.5]
+
+
+def test_embeddings_of_samples_leave_only_where_the_policy_lets_them(nodes, tmp_path):
+    policies = (Policy(embeddings=True), None, None)
+    serve("fedproto", KEYS, LocalTransport(nodes(policies)), NAMES, tmp_path / "run", limits=QUICK)
+    [file] = (tmp_path / "run" / "snapshots").iterdir()
+    assert set(np.load(file)["client"].tolist()) == {0}
+
+
+def test_a_site_that_is_not_evaluated_has_its_model_too(nodes, tmp_path):
+    transport = LocalTransport(nodes((Policy(measures=False), None, None)))
+    serve("fedproto", KEYS, transport, NAMES, tmp_path / "run", limits=QUICK)
+    files = {file.name for file in run_of(tmp_path / "north").iterdir()}
+    assert {"model.safetensors", "prototypes.safetensors", "README.md"} <= files
 
 
 def test_measures_leave_where_the_policy_lets_them(nodes, tmp_path):

@@ -171,16 +171,16 @@ def try_(
     load: Load = None,
 ) -> None:
     """Run a federation of real processes on this machine, with certificates: `protofed try fedsap --sites 3 rounds=10`."""
-    import tempfile
-
     from ..deploy.trial import try_out
+    from ..results.folder import check_free
 
     load_files(load)
     folder = out_folder(out, f"{method}-trial")
+    own = folder.with_name(f"{folder.name}-sites")
+    check_free(own)
     given = given_settings(config, settings)
     with contextlib.ExitStack() as stack:
         stack.enter_context(nothing_left(folder))
-        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="protofed-"))
         watch = stack.enter_context(RunWatch(make_console(), method).live())
-        result = try_out(method, given, sites, folder, Path(temporary), watch)
+        result = try_out(method, given, sites, folder, own, watch)
     _print_run(result)

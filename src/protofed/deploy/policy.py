@@ -6,6 +6,7 @@ kinds = ["prototypes", "scalars"]  # what an upload may hold: prototypes, weight
 min_samples = 5                    # the fewest samples behind a prototype that leaves; classes with fewer are left out
 max_rounds = 200                   # how many rounds this site takes part in, in one run
 measures = true                    # whether the site's accuracies leave
+embeddings = false                 # whether embeddings of single test samples leave, for the pictures of a report
 ```
 """
 
@@ -37,13 +38,14 @@ class Refusal(ProtofedError):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a site lets leave. The defaults allow everything."""
+    """What a site lets leave. The defaults allow everything but embeddings of single samples."""
 
     methods: tuple[str, ...] = ()
     kinds: tuple[str, ...] = KINDS
     min_samples: int = 1
     max_rounds: int = 1_000_000
     measures: bool = True
+    embeddings: bool = False
 
     @classmethod
     def read(cls, file: Path) -> Policy:

@@ -62,6 +62,7 @@ class RemoteEngine:
         self.dim, self.parameters = server.dim, server.parameters
         self.oldest_checkpoint: Callable[[], int] = lambda: 0
         self.connected: list[str] = []
+        self.refusals: dict[str, str] = {}  # sites at which the run could not begin, and why
 
     def teach(self, state: Any, round: int) -> Taught:
         """The server trains here, on its own samples."""
@@ -107,6 +108,13 @@ class RemoteEngine:
         said = False
         while True:
             self.connected = [name for name in self.transport.sites() if name in self.names]
+            self.connected = [name for name in self.connected if name not in self.refusals]
+            willing = len(self.names) - len(self.refusals)
+            if willing < self.limits.quorum:
+                reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refusals.items())
+                raise ProtofedError(
+                    f"{willing} sites would take part, and {self.limits.quorum} make a round ({reasons})"
+                )
             if len(self.connected) >= self.limits.quorum:
                 return
             if not said:
@@ -126,6 +134,11 @@ class RemoteEngine:
         if new:
             begun = self._call_once("begin", {client: self.begin(client) for client in new})
             ready = [client for client in new if not isinstance(begun[client], Failure)]
+            for client in new:
+                reply, name = begun[client], self.names[client]
+                self.refusals.pop(name, None)
+                if isinstance(reply, Failure) and reply.kind == "refused":
+                    self.refusals[name] = reply.reason
             replies |= {client: begun[client] for client in new if client not in ready}
             replies |= self._call_once(function, {client: messages[client] for client in ready})
         return replies

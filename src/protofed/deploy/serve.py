@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -73,7 +74,7 @@ def serve(
         labels = data.y_train
         roster = replace(roster, server=Samples(data.x_train, labels, labels.new_tensor(range(len(labels)))))
     settings, inputs, names = engine_inputs(settings, roster)
-    run = out.resolve().name
+    run = read_run(out) or f"{out.resolve().name}-{secrets.token_hex(4)}"
 
     def begin(client: int) -> bytes:
         header = {
@@ -90,20 +91,29 @@ def serve(
     engine.oldest_checkpoint = lambda: _oldest(out / "checkpoint")
     settings = settings.with_engine(PLAIN)
     federation = make_federation(settings, engine, inputs, names)
-    return run_federation(settings, federation, out, identity(cards), _with_cards(out, cards, watch))
+    return run_federation(settings, federation, out, identity(cards), _with_cards(out, run, cards, watch))
 
 
-def _with_cards(out: Path, cards: Sequence[Card], watch: Watcher | None) -> Watcher:
+def _with_cards(out: Path, run: str, cards: Sequence[Card], watch: Watcher | None) -> Watcher:
     """A watcher that also writes who the sites are, after the first round."""
 
     def watcher(record: Any, rounds: int) -> None:
         if not (out / CARDS).is_file():
-            content = {"sites": [card.to_json() for card in cards]}
+            content = {"run": run, "sites": [card.to_json() for card in cards]}
             disk.write_atomically(out / CARDS, disk.sealed(content))
         if watch is not None:
             watch(record, rounds)
 
     return watcher
+
+
+def read_run(out: Path) -> str:
+    """The name by which the sites know a run that was begun; empty where there is no such run.
+
+    A run that ended before its first round did has no name yet: it begins anew, under another one.
+    """
+    file = out / CARDS
+    return str(disk.opened(file.read_bytes(), file)["run"]) if file.is_file() else ""
 
 
 def read_cards(out: Path) -> list[Card]:

@@ -140,6 +140,10 @@ class Federation:
                 f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {method.name} does not"
             )
 
+    def name_of(self, client: int) -> str:
+        """The name of a client: its own, where clients have names, or its number."""
+        return self.data.client_names[client] if self.data.client_names else f"client {client}"
+
     def participants(self, round: int) -> list[int]:
         """The cohort of a round."""
         total = len(self.data.clients)
@@ -237,7 +241,7 @@ class Federation:
         for client, outcome in self.engine.train(downloads):
             received.outcomes[client] = Outcome(None, outcome.terms, outcome.failure, outcome.pseudo)
             if outcome.upload is None:
-                received.dropped[client] = f"client {client}: {outcome.failure}"
+                received.dropped[client] = f"{self.name_of(client)}: {outcome.failure}"
                 log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
                 continue
             waiting[client] = outcome.upload
@@ -253,13 +257,13 @@ class Federation:
         contents: dict[int, Bundle | wire.WireError] = {}
         for architecture, expected in enumerate(self.expected):
             clients = [c for c in messages if self.engine.owner[c] == architecture]
-            sources = [f"client {c}" for c in clients]
+            sources = [self.name_of(c) for c in clients]
             shapes = replace(expected, shapes_only=True) if self.filters else expected
             decoded = wire.decode_each([messages[c] for c in clients], sources, shapes)
             contents |= dict(zip(clients, decoded, strict=True))
         uploads = []
         for client, message in messages.items():
-            content, architecture, source = contents[client], self.engine.owner[client], f"client {client}"
+            content, architecture, source = contents[client], self.engine.owner[client], self.name_of(client)
             with suppress(wire.WireError):  # its bytes have travelled, even where it is unusable
                 wire.add_sizes(received.bytes, message)
             try:
