@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
-
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,18 +44,19 @@ METHODS: dict[str, dict] = {
     "fedpagr": {},
     "fedapa": {},
     "protofssl": {"labels": "client", "labels_per_class": 4},
+    "fedarpl": {"labels": "server", "fss_window": 1, "fss_mean": 0.0, "gcplca_window": 1, "gcplca_mean": 0.0},
     "fedavg": {},
 }
-AT_SERVER = {"labels": "server", "fss_window": 1, "fss_mean": 0.0, "gcplca_window": 1, "gcplca_mean": 0.0}
-ONE_MODEL = MODELS[:1] * 3  # a method whose server trains needs one architecture
+AT_SERVER = ("fedarpl",)  # a server that trains has samples of its own, and needs one architecture at all sites
 LIMITS = Limits(seconds=30, quorum=3, patience=90)
 
-# What a site meets once in a round of a run, after it has trained and before its state is kept: it ends, or it sleeps.
+# What a test can do to a site, by files in the site's folder. `RUN-ROUND`: after it has trained in this round, and before
+# its state is kept, the site sleeps for so many seconds; with 0, it is killed. `network`: it has this network from now on.
 FAULTS = """
 import os, signal, time
-from protofed.deploy.node import RoundStates
+from protofed.deploy.node import Node, RoundStates
 
-keep = RoundStates.__setitem__
+keep, describe = RoundStates.__setitem__, Node._describe
 
 def with_fault(self, client, state):
     fault = self.folder.parent.parent / f"{self.folder.name}-{self.round}"
@@ -68,7 +68,12 @@ def with_fault(self, client, state):
         time.sleep(seconds)
     keep(self, client, state)
 
-RoundStates.__setitem__ = with_fault
+def with_network(self, message):
+    if (self.folder / "network").exists():
+        self.model = (self.folder / "network").read_text()
+    return describe(self, message)
+
+RoundStates.__setitem__, Node._describe = with_fault, with_network
 """
 
 
@@ -85,10 +90,10 @@ class Federation:
         make_kits(Project("study", "127.0.0.1", NAMES, port=free_port()), self.kits)
         self.sites: dict[str, subprocess.Popen[bytes]] = {}
 
-    def join(self, name: str, models: tuple[str, ...] = MODELS) -> None:
+    def join(self, name: str) -> None:
         """Start a site, or start it again."""
         which = NAMES.index(name)
-        words = ["join", self.kits / name, "--data", self.files[which], "--model", models[which]]
+        words = ["join", self.kits / name, "--data", self.files[which], "--model", MODELS[which]]
         words += ["--folder", self.folder / name, "--load", self.folder / "faults.py"]
         self.sites[name] = self.start(words, name)
 
@@ -105,12 +110,10 @@ class Federation:
         """Let a site sleep in a round of a run, or end where it sleeps for 0 seconds."""
         (self.folder / name / f"{run}-{round}").write_text(str(seconds))
 
-    def leave(self) -> None:
-        """End all sites."""
-        for process in self.sites.values():
-            process.terminate()
-        for process in self.sites.values():
-            process.wait(30)
+    def networks(self, models: Sequence[str]) -> None:
+        """Let the sites have other networks than those with which they have joined."""
+        for name, model in zip(NAMES, models, strict=True):
+            (self.folder / name / "network").write_text(model)
 
     def __enter__(self) -> Federation:
         from protofed.deploy.flare import Server
@@ -121,7 +124,10 @@ class Federation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        for process in self.sites.values():
+            process.terminate()
+        for process in self.sites.values():
+            process.wait(30)
         self.server.close()
 
 
@@ -161,7 +167,7 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def simulation(
-    method: str, given: dict, files: list[Path], out: Path, own: Dataset | None = None, models: tuple[str, ...] = MODELS
+    method: str, given: dict, files: list[Path], out: Path, own: Dataset | None = None, models: Sequence[str] = MODELS
 ):
     """A run of the same sites in one process, on the loop engine: its result and its federation.
 
@@ -211,17 +217,18 @@ def assert_same_runs(one: Path, other: Path, but: tuple[str, ...] = ()) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_sites_over_flare_give_the_bits_of_a_simulation(method: str, federation: Federation, tmp_path: Path):
     given = {**KEYS, **METHODS[method], "rounds": ROUNDS}
-    result = federation.serve(method, given, method)
-    assert_simulated(federation, method, result, *simulation(method, given, federation.files, tmp_path))
-
-
-def assert_simulated(federation: Federation, run: str, result, expected, loop) -> None:
-    """The metrics, rows and states of a run between sites are those of the simulation."""
+    data, models = None, MODELS
+    if method in AT_SERVER:
+        data, models = load(str(federation.folder / "server.npz")), MODELS[:1] * 3
+    federation.networks(models)
+    result = federation.serve(method, given, method, data=data)
+    federation.networks(MODELS)
+    expected, loop = simulation(method, given, federation.files, tmp_path, data, models)
     assert without_clock(result.metrics) == without_clock(expected.metrics)
     assert len(result.metrics) == ROUNDS and result.summary["dropped_clients"] == 0
-    assert_same_runs(federation.folder / run, expected.folder)
+    assert_same_runs(federation.folder / method, tmp_path / "run")
     kept = loop.engine.export()
-    for client, weights in enumerate(states_of(federation.folder, run, ROUNDS)):
+    for client, weights in enumerate(states_of(federation.folder, method, ROUNDS)):
         assert_same_weights(weights, dict(kept[client].weights) if client in kept else {})
 
 
@@ -245,13 +252,16 @@ def test_a_site_that_is_killed_while_it_trains_comes_back_with_its_state(
     federation.serve("fedproto", given, "killed", limits=limits, watch=bring_back)
     [run] = read_folder(federation.folder / "killed").runs
     assert [list(row["dropped"]) for row in run.rounds] == [[], ["1"], ["1"], [], []]
-    assert run.rounds[2]["dropped"]["1"].endswith("not connected")
+    assert run.rounds[2]["dropped"]["1"] == "client 1: south: not connected"
+    assert sum(message.startswith("round 2: dropped client 1: south: ") for message in caplog.messages) == 1
     assert [m for m in caplog.messages if "south" in m and "site " in m] == [
         "site south is lost",
         "site south is connected",
     ]
 
-    nodes = {name: Node(name, tmp_path / name, load(str(federation.files[k])), MODELS[k]) for k, name in enumerate(NAMES)}
+    nodes = {
+        name: Node(name, tmp_path / name, load(str(federation.files[k])), MODELS[k]) for k, name in enumerate(NAMES)
+    }
     local = LocalTransport(nodes)
 
     def without_south(record, rounds):
@@ -275,28 +285,14 @@ def test_a_slow_site_is_left_out_and_named(federation: Federation):
     result = federation.serve("fedproto", {**KEYS, "rounds": 4}, "slow", limits=limits, watch=wait)
     [run] = read_folder(federation.folder / "slow").runs
     assert [list(row["dropped"]) for row in run.rounds] == [[], ["2"], [], []]
-    assert "no answer" in run.rounds[1]["dropped"]["2"]
+    assert "west: no answer" in run.rounds[1]["dropped"]["2"]
     assert result.summary["rounds"] == 4
-
-
-def test_a_server_with_samples_of_its_own_gives_the_bits_of_a_simulation(federation: Federation, tmp_path: Path):
-    """The sites are started again, with one architecture."""
-    federation.leave()
-    until(lambda: federation.server.sites() == [])
-    for name in NAMES:
-        federation.join(name, ONE_MODEL)
-    assert federation.server.wait_for(NAMES, 60) == []
-    given = {**KEYS, **AT_SERVER, "rounds": ROUNDS}
-    data = load(str(federation.folder / "server.npz"))
-    result = federation.serve("fedarpl", given, "fedarpl", data=data)
-    expected = simulation("fedarpl", given, federation.files, tmp_path, data, ONE_MODEL)
-    assert_simulated(federation, "fedarpl", result, *expected)
 
 
 def test_a_server_that_is_killed_goes_on_with_the_same_bits(started: Federation, tmp_path: Path):
     """The last test of the federation: its server becomes a `protofed serve` process."""
     given = {**KEYS, "rounds": 6}
-    _, loop = simulation("fedproto", given, started.files, tmp_path, models=ONE_MODEL)
+    _, loop = simulation("fedproto", given, started.files, tmp_path)
     started.server.close()
     out, kits = started.folder / "cut", ["--kits", started.kits, "--patience", "90", "--seconds", "30"]
     started.fault("north", "cut", 4, 3.0)  # the server waits for it when it is killed

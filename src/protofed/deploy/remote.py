@@ -77,7 +77,7 @@ class RemoteEngine:
         }
         outcomes = {}
         for client, reply in self._call("train", messages).items():
-            outcomes[client] = _outcome(reply, downloads.round)
+            outcomes[client] = _outcome(reply, downloads.round, self.names[client])
         usable = sum(outcome.upload is not None for outcome in outcomes.values())
         if usable < self.limits.quorum:
             reason = f"{usable} of the {self.limits.quorum} sites that make a round answered"
@@ -148,10 +148,10 @@ class RemoteEngine:
         """Nothing to release: the transport is its owner's to close."""
 
 
-def _outcome(reply: bytes | Failure, round: int) -> Outcome:
+def _outcome(reply: bytes | Failure, round: int, site: str) -> Outcome:
     if isinstance(reply, Failure):
-        return Outcome(None, {}, reply.reason)
+        return Outcome(None, {}, f"{site}: {reply}")
     try:
-        return outcome_of_reply(reply, round, "its reply")
+        return outcome_of_reply(reply, round, f"{site}: its reply")
     except WireError as error:
         return Outcome(None, {}, str(error))
