@@ -143,6 +143,8 @@ def join(
     import signal
     import threading
 
+    import torch
+
     from ..data.sources import load as load_data
     from ..deploy.flare import Site
     from ..deploy.keys import check_kit, need_flare
@@ -152,6 +154,7 @@ def join(
     need_flare()
     load_files(load)
     name = check_kit(kit, "client")
+    torch.set_num_threads(1)  # as in a simulation: sums depend on it, so it may not depend on the number of cores
     samples = load_data(data)
     rules = Policy.read(policy) if policy else Policy()
     node = Node(name, folder or kit / "node", samples, network_for(samples, model), rules)

@@ -20,7 +20,7 @@ from ..errors import ProtofedError
 from ..experiment.run import Watcher, engine_inputs, make_federation, run_federation
 from ..experiment.settings import Settings, resolve
 from ..federation import checkpoint
-from ..federation.choose import EngineSettings
+from ..federation.choose import EngineSettings, threads_kept
 from ..federation.site import opened, sealed
 from ..outcome import Result
 from ..results.folder import read_settings
@@ -90,8 +90,10 @@ def serve(
     engine = RemoteEngine(transport, [card.name for card in cards], inputs.engine(PLAIN), run, begin, limits)
     engine.oldest_checkpoint = lambda: _oldest(out / "checkpoint")
     settings = settings.with_engine(PLAIN)
-    federation = make_federation(settings, engine, inputs, names)
-    return run_federation(settings, federation, out, identity(cards), _with_cards(out, run, cards, watch))
+    with threads_kept():
+        torch.set_num_threads(PLAIN.threads)  # sums depend on it, so it may not depend on the number of cores
+        federation = make_federation(settings, engine, inputs, names)
+        return run_federation(settings, federation, out, identity(cards), _with_cards(out, run, cards, watch))
 
 
 def _with_cards(out: Path, run: str, cards: Sequence[Card], watch: Watcher | None) -> Watcher:
