@@ -248,6 +248,26 @@ def test_nonsense_from_the_server_is_refused_in_one_line(function, message, node
     assert "\n" not in str(error.value)
 
 
+def test_a_message_that_was_held_up_does_not_undo_newer_rounds(nodes, tmp_path):
+    sent = []
+
+    class Recording(LocalTransport):
+        def call(self, function, messages, timeout):
+            sent.append((function, messages["south"]))
+            return super().call(function, messages, timeout)
+
+    sites = nodes()
+    serve("fedproto", KEYS, Recording(sites), NAMES, tmp_path / "run", limits=QUICK)
+    place = tmp_path / "south" / "runs" / "run"
+    kept = {file.name: file.read_bytes() for file in place.iterdir()}
+    old = [(f, m) for f, m in sent if f in ("train", "evaluate")][:-1]
+    assert len(old) >= 7
+    for function, message in old:
+        with pytest.raises(Refusal, match="out of date"):
+            sites["south"].handle(function, message)
+    assert {file.name: file.read_bytes() for file in place.iterdir()} == kept
+
+
 # --- policy -----------------------------------------------------------------------------------------------------------
 def test_a_policy_is_a_file_that_the_server_cannot_override(tmp_path):
     (tmp_path / "policy.toml").write_text('methods = ["fedproto"]\nkinds = ["prototypes"]\nmin_samples = 5\n')

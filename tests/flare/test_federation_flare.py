@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,14 +81,16 @@ RoundStates.__setitem__, Node._describe = with_fault, with_network
 class Federation:
     """Three sites in processes of their own, their files, and the server's transport in this process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", place: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`place` has the words before a site's command, which start it elsewhere."""
+        self.place = place or {}
         self.folder, self.kits = folder, folder / "kits"
         self.files = [folder / f"{name}.npz" for name in NAMES]
         for k, file in enumerate(self.files):
             write_data(part(k), file)
         write_data(blobs(per_class=6), folder / "server.npz")
         (folder / "faults.py").write_text(FAULTS)
-        make_kits(Project("study", "127.0.0.1", NAMES, port=free_port()), self.kits)
+        make_kits(Project("study", host, NAMES, port=free_port()), self.kits)
         self.sites: dict[str, subprocess.Popen[bytes]] = {}
 
     def join(self, name: str) -> None:
@@ -99,7 +102,7 @@ class Federation:
 
     def start(self, words: list, log: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{log}.log").open("ab") as file:
-            command = [sys.executable, "-m", "protofed", *map(str, words)]
+            command = [*self.place.get(log, ()), sys.executable, "-m", "protofed", *map(str, words)]
             return subprocess.Popen(command, stdout=file, stderr=file, cwd=self.folder)
 
     def serve(self, method: str | None, given: dict, run: str, **more):
@@ -232,6 +235,22 @@ def test_sites_over_flare_give_the_bits_of_a_simulation(method: str, federation:
         assert_same_weights(weights, dict(kept[client].weights) if client in kept else {})
 
 
+def assert_like_a_run_without(lost: str, federation: Federation, run: str, given: dict, folder: Path) -> None:
+    """A run is that of sites in one process, of which one cannot be reached in rounds 2 and 3."""
+    data = [load(str(file)) for file in federation.files]
+    local = LocalTransport({name: Node(name, folder / name, data[k], MODELS[k]) for k, name in enumerate(NAMES)})
+
+    def cut(record, rounds):
+        local.lost = {lost: "its link is down"} if record.round in (1, 2) else {}
+
+    serve("fedproto", given, local, NAMES, folder / run, limits=replace(LIMITS, quorum=2), watch=cut)
+    assert_same_runs(federation.folder / run, folder / run, but=("dropped",))
+    rounds = given["rounds"]
+    for one, other in zip(states_of(federation.folder, run, rounds), states_of(folder, run, rounds), strict=True):
+        assert one
+        assert_same_weights(one, other)
+
+
 def test_a_site_that_is_killed_while_it_trains_comes_back_with_its_state(
     federation: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -259,19 +278,7 @@ def test_a_site_that_is_killed_while_it_trains_comes_back_with_its_state(
         "site south is connected",
     ]
 
-    nodes = {
-        name: Node(name, tmp_path / name, load(str(federation.files[k])), MODELS[k]) for k, name in enumerate(NAMES)
-    }
-    local = LocalTransport(nodes)
-
-    def without_south(record, rounds):
-        local.lost = {"south": "its link is down"} if record.round in (1, 2) else {}
-
-    serve("fedproto", given, local, NAMES, tmp_path / "killed", limits=limits, watch=without_south)
-    assert_same_runs(federation.folder / "killed", tmp_path / "killed", but=("dropped",))
-    for one, other in zip(states_of(federation.folder, "killed", 5), states_of(tmp_path, "killed", 5), strict=True):
-        assert one
-        assert_same_weights(one, other)
+    assert_like_a_run_without("south", federation, "killed", given, tmp_path)
 
 
 def test_a_slow_site_is_left_out_and_named(federation: Federation):
@@ -317,3 +324,94 @@ def test_a_server_that_is_killed_goes_on_with_the_same_bits(started: Federation,
     assert [row["round"] for row in read_folder(out).runs[0].rounds] == [1, 2, 3, 4, 5, 6]
     for client, weights in enumerate(states_of(started.folder, "cut", 6)):
         assert_same_weights(weights, dict(loop.engine.export()[client].weights))
+
+
+# --- sites with addresses of their own --------------------------------------------------------------------------------
+SERVER = "10.77.0.1"
+VETH = "ip link add name one type veth peer name two"
+
+
+def test_sites_in_network_namespaces_and_one_whose_link_is_down_for_two_rounds(tmp_path: Path):
+    """The server and each site have a network of their own, joined by links of which one is taken down."""
+    pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed: pip install 'protofed[deploy]'")
+    try:
+        probe = subprocess.run(["unshare", "-rn", *VETH.split()], capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    if probe.returncode:
+        pytest.skip(f"network namespaces are not allowed here: {probe.stderr.strip()}")
+    code = "import sys, pathlib, test_federation_flare as t; t.run_in_namespaces(pathlib.Path(sys.argv[1]))"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run(
+        ["unshare", "-rn", sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_in_namespaces(folder: Path) -> None:
+    """Run the federation from the namespace of the server, which this process is in."""
+    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)
+    ip("link set lo up")
+    holders = {name: subprocess.Popen(["unshare", "-n", "sleep", "infinity"]) for name in NAMES}
+    try:
+        for name, holder in holders.items():
+            connect(name, holder.pid)
+        place = {name: ["nsenter", "-t", str(holder.pid), "-n"] for name, holder in holders.items()}
+        (folder / "sites").mkdir()
+        with Federation(folder / "sites", SERVER, place) as federation:
+            assert federation.server.wait_for(NAMES, 90) == []
+            given = {**KEYS, "rounds": ROUNDS}
+            federation.serve("fedsap", given, "whole")
+            simulation("fedsap", given, federation.files, folder)
+            assert_same_runs(federation.folder / "whole", folder / "run")
+            cut_a_link(federation)
+    finally:
+        for holder in holders.values():
+            holder.kill()
+            holder.wait()
+
+
+def cut_a_link(federation: Federation) -> None:
+    """A site is out of reach for two rounds. What was sent to it meanwhile may still come, when the link is up again."""
+    given = {**KEYS, "rounds": 5}
+
+    def cut(record, rounds):
+        if record.round == 1:
+            ip("link set west down")
+        if record.round == 3:
+            ip("link set west up")
+            ip(f"route replace {address('west')} dev west")
+            assert federation.server.wait_for(NAMES, 90) == []
+
+    federation.serve("fedproto", given, "cut", limits=Limits(seconds=5, quorum=2, patience=60), watch=cut)
+    [run] = read_folder(federation.folder / "cut").runs
+    assert [list(row["dropped"]) for row in run.rounds] == [[], ["2"], ["2"], [], []]
+    assert run.clients[1]["accuracy_head"][2] is None and None not in run.clients[4]["accuracy_head"]
+    assert max(RoundStates(federation.folder / "west" / "runs" / "cut", 2).rounds()) == 5
+
+
+def ip(words: str, *before: str) -> None:
+    subprocess.run([*before, "ip", *words.split()], check=True)
+
+
+def address(name: str) -> str:
+    return f"10.77.0.{NAMES.index(name) + 2}"
+
+
+def connect(name: str, pid: int) -> None:
+    """Join the namespace of a process to this one by a link, with an address at each end."""
+    own = Path("/proc/self/ns/net").readlink()
+    until(lambda: Path(f"/proc/{pid}/ns/net").readlink() != own)
+    inside = ("nsenter", "-t", str(pid), "-n")
+    ip(f"link add name {name} type veth peer name uplink netns {pid}")
+    ip(f"addr add {SERVER}/32 dev {name}")
+    ip(f"link set {name} up")
+    ip(f"route add {address(name)} dev {name}")
+    ip("link set lo up", *inside)
+    ip(f"addr add {address(name)}/32 dev uplink", *inside)
+    ip("link set uplink up", *inside)
+    ip(f"route add {SERVER} dev uplink", *inside)

@@ -118,6 +118,7 @@ class Node:
         self.name, self.folder, self.data, self.model = name, folder, data, model
         self.policy = policy or Policy()
         self.runs: dict[str, tuple[Site, RoundStates]] = {}
+        self._heard: dict[str, tuple[Any, int]] = {}  # by run: the server's session, and its newest message's number
         folder.mkdir(parents=True, exist_ok=True)
         disk.write_atomically(folder / "card.json", (json.dumps(self.card().to_json(), indent=1) + "\n").encode())
 
@@ -180,7 +181,18 @@ class Node:
             site.engine.states = states
             self.runs[name] = site, states
             log.info("%s: run %s goes on after round %d", self.name, name, max(states.rounds(), default=0))
+        self._check_order(name, header)
         return self.runs[name]
+
+    def _check_order(self, run: str, header: Mapping[str, Any]) -> None:
+        """Refuse a message that was held up on its way, and that a newer one of the same server has overtaken."""
+        session, number = header.get("session"), header.get("number", 0)
+        if type(number) is not int:
+            raise WireError("server's message: its number is none")
+        former, newest = self._heard.get(run, (session, number))
+        if session == former and number < newest:
+            raise Refusal("a message that is out of date: a newer one has come before it")
+        self._heard[run] = session, number
 
     def _build(self, header: Mapping[str, Any]) -> Site:
         """The site of a run, after the policy has allowed it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ class RemoteEngine:
         self.starts, self.owner = server.starts, server.owner
         self.dim, self.parameters = server.dim, server.parameters
         self.oldest_checkpoint: Callable[[], int] = lambda: 0
+        self._session, self._number = secrets.token_hex(8), 0
         self.connected: list[str] = []
         self.refusals: dict[str, str] = {}  # sites at which the run could not begin, and why
 
@@ -72,10 +74,8 @@ class RemoteEngine:
         """Train the sites all at once; the outcomes are in the order of the clients."""
         self.wait_for_quorum()
         oldest = self.oldest_checkpoint()
-        messages = {
-            c: sealed({"run": self.run, "round": downloads.round, "oldest": oldest}, downloads[c])
-            for c in downloads.clients
-        }
+        header = self._header(downloads.round)
+        messages = {c: sealed({**header, "oldest": oldest}, downloads[c]) for c in downloads.clients}
         outcomes = {}
         for client, reply in self._call("train", messages).items():
             outcomes[client] = _outcome(reply, downloads.round)
@@ -87,7 +87,7 @@ class RemoteEngine:
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
         """Score the sites that can be reached and let their scores leave."""
-        header = {"run": self.run, "round": downloads.round, "how": dataclasses.asdict(options)}
+        header = {**self._header(downloads.round), "how": dataclasses.asdict(options)}
         messages = {c: sealed(header, downloads[c]) for c in downloads.clients}
         scores: dict[int, Scores] = {}
         for client, reply in self._call("evaluate", messages).items():
@@ -101,6 +101,11 @@ class RemoteEngine:
             except WireError as error:
                 log.warning("round %d: %s is not evaluated: %s", downloads.round - 1, source, error)
         return scores
+
+    def _header(self, round: int) -> dict[str, Any]:
+        """What every message says: its run and round, and its number in the order in which this server has sent them."""
+        self._number += 1
+        return {"run": self.run, "round": round, "session": self._session, "number": self._number}
 
     def wait_for_quorum(self) -> None:
         """Wait until as many sites are connected as make a round."""
