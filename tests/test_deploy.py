@@ -258,7 +258,7 @@ def test_a_message_that_was_held_up_does_not_undo_newer_rounds(nodes, tmp_path):
 
     sites = nodes()
     serve("fedproto", KEYS, Recording(sites), NAMES, tmp_path / "run", limits=QUICK)
-    place = tmp_path / "south" / "runs" / "run"
+    place = run_of(tmp_path / "south")
     kept = {file.name: file.read_bytes() for file in place.iterdir()}
     old = [(f, m) for f, m in sent if f in ("train", "evaluate")][:-1]
     assert len(old) >= 7
