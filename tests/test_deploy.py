@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from protofed import PrototypeBank, wire
 from protofed.data import Dataset
 from protofed.deploy.cards import Card, agreed_classes, check_shapes
 from protofed.deploy.node import Node, RoundStates, site_data
@@ -236,6 +237,41 @@ def test_nonsense_from_a_site_drops_that_site_alone(case, nodes, tmp_path):
     [run] = read_folder(tmp_path / "run").runs
     assert [list(row["dropped"]) for row in run.rounds] == [[], ["1"], []]
     assert "\n" not in run.rounds[1]["dropped"]["1"] and result.summary["rounds"] == 3
+
+
+HARMFUL = {
+    "NaN": (lambda bank: PrototypeBank(bank.means * float("nan"), bank.counts), True),
+    "wrong shapes": (lambda bank: PrototypeBank(bank.means[:, :-1], bank.counts), True),
+    "1e30": (lambda bank: PrototypeBank(bank.means * 0 + 1e30, bank.counts), False),
+}
+
+
+@pytest.mark.parametrize("case", HARMFUL)
+def test_a_harmful_upload_does_not_end_the_run(case, nodes, tmp_path):
+    """What cannot be right is dropped. What is finite and has the right shape is not noticed yet; the run goes on."""
+    change, refused = HARMFUL[case]
+
+    class Harmful:
+        def __init__(self, node):
+            self.node = node
+
+        def handle(self, function, message):
+            reply = self.node.handle(function, message)
+            if function != "train" or opened(message, "x")[0]["round"] != 2:
+                return reply
+            header, payload = opened(reply, "x")
+            bundle = wire.decode(payload, "x")
+            return sealed(header, wire.encode(replace(bundle, bank=change(bundle.bank))))
+
+    sites = nodes()
+    transport = LocalTransport({**sites, "south": Harmful(sites["south"])})
+    keys, limits = {**KEYS, "rounds": 3}, replace(QUICK, quorum=2)
+    result = serve("fedproto", keys, transport, NAMES, tmp_path / "run", limits=limits)
+    [run] = read_folder(tmp_path / "run").runs
+    assert result.summary["rounds"] == 3 and len(run.rounds) == 3
+    if refused:
+        assert list(run.rounds[1]["dropped"]) == ["1"] and run.rounds[1]["dropped"]["1"].startswith("south: ")
+        assert run.rounds[2]["dropped"] == {}
 
 
 @pytest.mark.parametrize(

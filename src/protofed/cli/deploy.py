@@ -89,12 +89,12 @@ def serve(
 
     need_flare()
     load_files(load)
-    if (method is None) == (resume is None):
+    given = given_settings(config, settings)
+    if (method is None and "method" not in given) == (resume is None):
         raise ProtofedError("expected a method, or --resume FOLDER to go on with a run")
     project = read_project(kits / PROJECT_FILE)
     limits = Limits(seconds, quorum or len(project.sites), patience)
-    folder = writing_to(resume) if resume is not None else out_folder(out, f"{method}-sites")
-    given = given_settings(config, settings)
+    folder = writing_to(resume) if resume is not None else out_folder(out, f"{method or 'run'}-sites")
     with contextlib.ExitStack() as stack:
         stack.enter_context(nothing_left(folder))
         samples = None if data is None else _samples(data)
