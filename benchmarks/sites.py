@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from protofed.data import Dataset
@@ -47,6 +48,8 @@ def over_flare(folder: Path) -> dict[str, float]:
         try:
             server.wait_for(names, 60)
             found["seconds to the first call"] = round(time.perf_counter() - began, 2)
+            found["MiB of FLARE at a site"] = round(statistics.median(memory(site.process.popen.pid) for site in sites))
+            found["MiB of FLARE at the server"] = round(memory(server.process.popen.pid))
             for label, size in (("20 kB", 20_000), ("2 MB", 2_000_000)):
                 message = np.random.default_rng(0).bytes(size)
                 times = []
@@ -60,6 +63,12 @@ def over_flare(folder: Path) -> dict[str, float]:
             for site in sites:
                 site.close()
     return found
+
+
+def memory(pid: int) -> float:
+    """MiB that a process and its children hold."""
+    process = psutil.Process(pid)
+    return sum(p.memory_info().rss for p in (process, *process.children(recursive=True))) / 2**20
 
 
 def many_sites(folder: Path, number: int = 100, rounds: int = 5) -> dict[str, float]:
