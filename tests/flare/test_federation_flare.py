@@ -391,7 +391,7 @@ def cut_a_link(federation: Federation) -> None:
     [run] = read_folder(federation.folder / "cut").runs
     assert [list(row["dropped"]) for row in run.rounds] == [[], ["2"], ["2"], [], []]
     assert run.clients[1]["accuracy_head"][2] is None and None not in run.clients[4]["accuracy_head"]
-    assert max(RoundStates(federation.folder / "west" / "runs" / "cut", 2).rounds()) == 5
+    assert max(RoundStates(run_of(federation.folder / "west", "cut"), 2).rounds()) == 5
 
 
 def ip(words: str, *before: str) -> None:
