@@ -118,8 +118,9 @@ def test_sites_of_three_architectures_give_the_bits_of_a_simulation(method, tmp_
         assert all(torch.equal(stored[name], value) for name, value in state.weights.items())
 
 
-def test_a_site_keeps_what_the_run_gave_it(nodes, tmp_path):
-    serve("fedproto", KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
+@pytest.mark.parametrize("method", ["fedproto", "fedsap"])
+def test_a_site_keeps_what_the_run_gave_it(method, nodes, tmp_path):
+    serve(method, KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
     for name in NAMES:
         place = run_of(tmp_path / name)
         assert {"model.safetensors", "prototypes.safetensors", "README.md", "begin.json"} <= {

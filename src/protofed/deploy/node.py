@@ -229,9 +229,11 @@ class Node:
         about, upload = opened(reply, "reply")
         if about["returned"]:
             upload = self.policy.filtered(upload)
-        if not self.policy.measures:  # no evaluation will come, after which the site's own is written otherwise
+        received = wire.decode(payload, "server's message")
+        self._leave_prototypes(header["run"], received)
+        if not self.policy.measures:  # no evaluation will come, after which the site's model is written otherwise
             states.round = round + 1
-            self._leave(header["run"], site, states, wire.decode(payload, "server's message"))
+            self._leave(header["run"], site, states, received)
         return sealed(about, upload)
 
     def _evaluate(self, message: bytes) -> bytes:
@@ -247,13 +249,21 @@ class Node:
         if isinstance(options, dict) and not self.policy.embeddings:
             header = {**header, "how": {**options, "snapshot": False}}
         reply = site.evaluate(sealed(header, payload))
-        self._leave(
-            header["run"], site, states, wire.decode(opened(message, "server's message")[1], "server's message")
-        )
+        received = wire.decode(payload, "server's message")
+        self._leave_prototypes(header["run"], received)
+        self._leave(header["run"], site, states, received)
         return reply
 
+    def _leave_prototypes(self, run: str, received: wire.Bundle) -> None:
+        """Write the prototypes that the site was sent last."""
+        place = self.folder / "runs" / run
+        if received.bank is not None:
+            bank = {"means": received.bank.means, "counts": received.bank.counts}
+            write_tensors(place / "prototypes.tmp", lambda: iter(bank.items()))
+            (place / "prototypes.tmp").replace(place / "prototypes.safetensors")
+
     def _leave(self, run: str, site: Site, states: RoundStates, received: wire.Bundle) -> None:
-        """Write what the run has given this site so far: the model it would use, and the prototypes it was sent."""
+        """Write the model that the site would use after the rounds so far."""
         place = self.folder / "runs" / run
         weights = dict(received.weights)
         if site.client in states:
@@ -261,10 +271,6 @@ class Node:
         weights = weights or dict(site.engine.start)
         write_tensors(place / "model.tmp", lambda: iter(sorted(weights.items())))
         (place / "model.tmp").replace(place / "model.safetensors")
-        if received.bank is not None:
-            bank = {"means": received.bank.means, "counts": received.bank.counts}
-            write_tensors(place / "prototypes.tmp", lambda: iter(bank.items()))
-            (place / "prototypes.tmp").replace(place / "prototypes.safetensors")
         text = README.format(run=run, name=self.name, model=self.model, round=states.round - 1)
         disk.write_atomically(place / "README.md", text.encode())
 
