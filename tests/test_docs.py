@@ -165,6 +165,10 @@ def test_a_command_uses_what_exists(line, place):
         "settings",
         "data",
         "show",
+        "keys",
+        "serve",
+        "join",
+        "try",
     )
     assert command.name in there
     if not words:  # a command spoken of
@@ -467,3 +471,52 @@ def test_no_page_speaks_of_the_earlier_interface():
     for page in (*PAGES, ROOT / "examples" / "own_method.py", *(ROOT / "benchmarks").glob("*.py")):
         text = page.read_text(encoding="utf-8")
         assert [word for word in old.split() if word in text] == [], page.name
+
+
+# --- real federations -------------------------------------------------------------------------------------------------
+def deployment() -> str:
+    return (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+
+def test_the_policy_on_the_page_has_all_keys_and_can_be_read(tmp_path):
+    from protofed.deploy.policy import KINDS, Policy
+
+    [example] = [b.text for b in ALL if b.page.name == "deployment.md" and "max_rounds" in b.text]
+    (tmp_path / "policy.toml").write_text(example, encoding="utf-8")
+    Policy.read(tmp_path / "policy.toml")
+    names = [field.name for field in dataclasses.fields(Policy)]
+    assert list(tomllib.loads(example)) == names
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.+) \|$", deployment().split("<!-- policy -->")[1], flags=re.M)
+    assert [name for name, _, _ in rows][: len(names)] == names
+    defaults = {name: default for name, default, _ in rows}
+    texts = {name: text for name, _, text in rows}
+    assert int(defaults["min_samples"]) == Policy().min_samples
+    assert int(defaults["max_rounds"].replace(",", "")) == Policy().max_rounds
+    assert (defaults["measures"] == "true") is Policy().measures
+    assert all(f"`{kind}`" in texts["kinds"] for kind in KINDS)
+
+
+def test_the_project_on_the_page_can_be_read(tmp_path):
+    from protofed.deploy.keys import read_project
+
+    [example] = [b.text for b in ALL if b.page.name == "deployment.md" and "sites = [" in b.text]
+    (tmp_path / "project.toml").write_text(example, encoding="utf-8")
+    project = read_project(tmp_path / "project.toml")
+    line = f"protofed keys {' '.join(project.sites)} --name {project.name} --host {project.host} --port {project.port} "
+    assert line in deployment(), "the file says the same as the command before it"
+
+
+def test_limits_on_the_page_are_the_defaults_of_serve():
+    serve: Any = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    defaults = {option.opts[0]: option.default for option in serve.params if option.opts}
+    rows = dict(re.findall(r"^\| `(--\w+)` \| (.+?) \|", deployment(), flags=re.M))
+    assert rows.keys() == {"--seconds", "--quorum", "--patience"}
+    assert float(rows["--seconds"]) == defaults["--seconds"] and float(rows["--patience"]) == defaults["--patience"]
+    assert rows["--quorum"] == "all sites" and defaults["--quorum"] is None
+
+
+def test_names_of_files_at_a_site_are_those_of_its_code():
+    from protofed.deploy import node
+
+    for file in re.findall(r"^\| `(card\.json|runs/RUN/[^`]+)` \|", deployment(), flags=re.M):
+        assert file.removeprefix("runs/RUN/") in (node.__doc__ or ""), file

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from ..errors import ProtofedError, Stopped
 from ..version import __version__
-from . import report, run, show
+from . import deploy, report, run, show
 from .bench import bench
 from .console import log_to, make_console
 from .options import FOLDER
@@ -93,9 +93,11 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(run.run, run.compare, run.sweep, run.reproduce),
     *(report.table, report.confusion, report.report, report.watch, report.figures, report.pack),
     *(run.resume, bench, show.methods, show.models, show.settings),
+    *(deploy.keys, deploy.serve, deploy.join),
 )
 for command in COMMANDS:
     app.command()(command)
+app.command("try")(deploy.try_)
 app.add_typer(show.data, name="data")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -93,6 +95,16 @@ def out_folder(out: Path | None, label: str) -> Path:
 
         out = reserve(Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{label}")
     return writing_to(out)
+
+
+@contextmanager
+def nothing_left(folder: Path) -> Iterator[None]:
+    """Remove a folder that was reserved in vain: one that is still empty when the block ends."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def writing_to(folder: Path) -> Path:

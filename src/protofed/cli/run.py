@@ -43,10 +43,11 @@ def run(method: Method, settings: Pairs = None, config: Config = None, out: Out 
     folder = out_folder(out, f"{chosen.method.name}-{getattr(chosen.data, 'name', 'data')}")
     with RunWatch(make_console(), chosen.method.name).live() as watch:
         result = run_method(chosen, out=folder, watch=watch)
-    _print_result(result)
+    print_result(result)
 
 
-def _print_result(result: Result) -> None:
+def print_result(result: Result) -> None:
+    """Print the table of a run and where its folder is. A run that failed ends the command with code 1."""
     from ..report.terminal import summary_table
     from ..results.tables import Row, losses_of
 
@@ -231,4 +232,4 @@ def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
     else:
         with RunWatch(make_console(), folder.name).live() as watch:
             finished = resume_run(folder, watch=watch)
-        _print_result(finished)
+        print_result(finished)

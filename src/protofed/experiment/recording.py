@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import platform
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,13 @@ def evaluation_row(record: Record, dropped: int) -> EvaluationRow:
 
 def clients_row(record: Record) -> ClientsRow:
     """The row of an evaluation in `clients.jsonl`: the accuracies of each client."""
-    scores = record.scores or []
+    scores = record.scores_by_client()
+    clients = range(len(scores) + len(record.absent))
     keys = [f"accuracy_{kind}" for kind in PREDICTIONS if f"accuracy_{kind}" in record.metrics]
     row: Any = {
         "round": record.round,
-        **{key: [getattr(s, key) for s in scores] for key in keys},
-        "samples": [s.samples for s in scores],
+        **{key: [getattr(scores[c], key) if c in scores else None for c in clients] for key in keys},
+        "samples": [scores[c].samples if c in scores else 0 for c in clients],
     }
     return row
 
@@ -95,8 +97,8 @@ def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
     """The content of `confusion.json`: which class each client took for which at this evaluation."""
     names = data.client_names or tuple(f"client {c}" for c in range(len(data.clients)))
     rows = {
-        name: {k: getattr(s, f"by_{k}").rows.tolist() for k in PREDICTIONS if f"accuracy_{k}" in record.metrics}
-        for name, s in zip(names, record.scores or [], strict=True)
+        names[c]: {k: getattr(s, f"by_{k}").rows.tolist() for k in PREDICTIONS if f"accuracy_{k}" in record.metrics}
+        for c, s in record.scores_by_client().items()
     }
     return {
         "round": record.round,
@@ -113,7 +115,7 @@ def snapshot_of(record: Record) -> bytes | None:
     It holds embeddings `z [n, d]` of some clients with class `y` and `client`, and the prototypes they are compared with:
     one bank, or several stacked.
     """
-    snapshots = [(c, s.snapshot) for c, s in enumerate(record.scores or []) if s.snapshot is not None]
+    snapshots = [(c, s.snapshot) for c, s in record.scores_by_client().items() if s.snapshot is not None]
     if not snapshots:
         return None
     banks = [s for _, s in snapshots]
@@ -150,21 +152,22 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     rows: list[Any] = list(history.evaluations)
     rounds = history.rounds
     last = [row for row in rows if row["round"] > federation.rounds - LAST]
-    measures = [k for k in rows[-1] if k.startswith(MEASURES)]
+    latest: dict[str, Any] = rows[-1] if rows else {}
+    measures = [k for k in latest if k.startswith(MEASURES)]
     summary: dict[str, Any] = {
         "format": FORMAT,
         "method": settings.method.name,
         "seed": settings.general.seed,
         "rounds": federation.round,
         "clients": len(federation.data.clients),
-        "failure": failure_of(rounds),
-        "last_round": {k: rows[-1][k] for k in measures},
+        "failure": failure_of(rounds) or (None if rows else "no client could be evaluated in any round"),
+        "last_round": {k: latest[k] for k in measures},
         "last_five": {k: sum(v) / len(v) for k in measures if (v := [r[k] for r in last if k in r])},
     }
-    if len(federation.data.clients) <= MOST_CLIENTS:
+    if rows and len(federation.data.clients) <= MOST_CLIENTS:
         summary["per_client"] = _per_client(history)
-    if "validation" in rows[-1]:
-        best = max(rows, key=lambda r: r["validation"])
+    if "validation" in latest:
+        best = max((row for row in rows if "validation" in row), key=lambda r: r["validation"])
         validation = [k for k in best if k.startswith("validation")]
         summary["best_on_validation"] = {k: best[k] for k in ("round", *validation, *measures)}
     measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
@@ -176,12 +179,18 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     return {**summary, **_costs(rounds), **_about(federation)}
 
 
-def _per_client(history: History) -> dict[str, list[float]]:
+def _per_client(history: History) -> dict[str, list[float | None]]:
     """Each client's accuracies, as means over the evaluations of the last five rounds."""
     rows: list[Any] = list(history.clients)
     kinds = [k for k in rows[-1] if k.startswith("accuracy_")]
     columns = {k: zip(*(row[k] for row in rows if k in row), strict=True) for k in kinds}
-    return {k: [round(sum(v) / len(v), 6) for v in columns[k]] for k in kinds}
+    return {k: [_mean(v) for v in columns[k]] for k in kinds}
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of a client's accuracies; None where it was never evaluated."""
+    present = [value for value in values if value is not None]
+    return round(sum(present) / len(present), 6) if present else None
 
 
 def _costs(rounds: list[RoundRow]) -> dict[str, Any]:

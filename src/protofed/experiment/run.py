@@ -20,12 +20,13 @@ from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale
 from ..federation.choose import EngineInputs, make_engine, threads_kept
+from ..federation.engine import Engine
 from ..federation.rounds import participants_per_round
 from ..outcome import Result
 from ..parts.filters import Filter
 from ..registry import parse_part
 from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
-from ..results.read import read_finished
+from ..results.read import is_run, read_finished
 from ..results.rows import LAST, SUMMARY
 from ..results.track import Tracker, tracker
 from ..version import __version__
@@ -94,8 +95,24 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     if scale.asked_for():
         scale.begin()
     torch.set_num_threads(g.threads or 1)  # sums depend on it, so it may not depend on the number of cores
-    data = prepare_data(settings)
-    method = settings.method
+    settings, inputs, names = engine_inputs(settings, prepare_data(settings))
+    engine, chosen = make_engine(inputs, settings.engine)
+    settings = settings.with_engine(chosen)
+    return settings, make_federation(settings, engine, inputs, names)
+
+
+def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, EngineInputs, tuple[str, ...]]:
+    """What an engine for this data is made of.
+
+    Args:
+        settings: The settings of the run.
+        data: The data of all clients, as far as it is here.
+
+    Returns:
+        The settings with the model and the projection that were chosen, the inputs of the engine, and the name of each
+        client's architecture.
+    """
+    g, method = settings.general, settings.method
     if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
         data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
@@ -106,28 +123,31 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     per_round = participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
     filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
-    plan = EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
-    engine, chosen = make_engine(plan, settings.engine)
-    settings = settings.with_engine(chosen).with_general(projection=mix.projection, dim=mix.dim)
-    federation = Federation(
+    inputs = EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
+    return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
+
+
+def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, names: tuple[str, ...]) -> Federation:
+    """The federation before its first round, from an engine and what `engine_inputs` gave."""
+    g = settings.general
+    return Federation(
         settings.method,
         engine,
-        data,
+        inputs.data,
         rounds=g.rounds,
         seed=g.seed,
         participation=g.participation,
         choice=g.choice,
-        capability=capabilities(settings, data),
+        capability=capabilities(settings, inputs.data),
         evaluate_every=g.evaluate_every,
         evaluate_last=LAST,
         candidates=g.candidates,
         ensemble=g.ensemble,
-        architectures=mix.of_clients,
+        architectures=names,
         silhouette=g.silhouette,
         snapshots=g.snapshots,
-        filters=filters,
+        filters=inputs.filters,
     )
-    return settings, federation
 
 
 def views_of(data: FederatedData, settings: Settings) -> Augmentation:
@@ -174,7 +194,7 @@ def run(
             settings, federation = build(settings)
             if settings.general.start_from:
                 begin_from(Path(settings.general.start_from), settings, federation)
-            folder = None if path is None else _new_folder(path, settings, federation)
+            folder = None if path is None else _new_folder(path, settings, fingerprint(federation.data))
             return _drive(settings, federation, path, folder, History(), watch)
     finally:
         if path is not None and scale.rank() == 0:
@@ -182,12 +202,36 @@ def run(
                 path.rmdir()  # nothing was written to it
 
 
-def _new_folder(path: Path, settings: Settings, federation: Federation) -> RunFolder | None:
+def run_federation(
+    settings: Settings, federation: Federation, path: Path, identity: str, watch: Watcher | None = None
+) -> Result:
+    """Run a federation that was made elsewhere, or go on with it, in a run folder.
+
+    Args:
+        settings: The settings of the run.
+        federation: The federation before its first round. Where the folder has a checkpoint, it goes on from that.
+        path: The run folder: a new one, or that of a run that was stopped.
+        identity: A text that says whose data this is; a folder of another identity is refused.
+        watch: A function that is called with the record of each round and the number of rounds.
+
+    Returns:
+        The result.
+    """
+    if not is_run(path):
+        return _drive(settings, federation, path, _new_folder(path, settings, identity), History(), watch)
+    folder = RunFolder.open(path)
+    try:
+        return _go_on(settings, federation, path, folder, folder.about(), identity, watch)
+    finally:
+        folder.close()
+
+
+def _new_folder(path: Path, settings: Settings, identity: str) -> RunFolder | None:
     """Make a new run folder and lock it. Among several ranks the first one does; the others get None."""
     folders: list[RunFolder] = []
 
     def create() -> None:
-        about = {"data": fingerprint(federation.data), "protofed": __version__}
+        about = {"data": identity, "protofed": __version__}
         folders.append(RunFolder.create(path, settings.to_toml(), about))
 
     scale.on_first(create)
@@ -254,7 +298,8 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
         about, given = scale.on_first(open_folder)
         with threads_kept():
             settings, federation = build(_resolved(path, given, data))
-            return _go_on(settings, federation, path, folders[0] if folders else None, about, watch)
+            identity = fingerprint(federation.data)
+            return _go_on(settings, federation, path, folders[0] if folders else None, about, identity, watch)
     finally:
         for run_folder in folders:
             run_folder.close()
@@ -278,10 +323,11 @@ def _go_on(
     path: Path,
     folder: RunFolder | None,
     about: dict[str, Any],
+    identity: str,
     watch: Watcher | None,
 ) -> Result:
     """Restore the newest checkpoint that the folder's rows still fit, and run the rounds that are left."""
-    if fingerprint(federation.data) != about.get("data"):
+    if identity != about.get("data"):
         raise ProtofedError(
             f"{path}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
             "same data, or start a new run"

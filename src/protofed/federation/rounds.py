@@ -49,10 +49,19 @@ class Record:
     down: Counter[str]
     seconds: float = 0.0
     scores: list[Scores] | None = None
+    """The scores of the clients that were evaluated, in the order of the clients."""
+    absent: list[int] = field(default_factory=list)
+    """The clients that could not be evaluated, as they could not be reached or would not."""
     validation: list[Scores] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     snapshot: bool = False
+
+    def scores_by_client(self) -> dict[int, Scores]:
+        """The scores of the clients that were evaluated, by client."""
+        scores = self.scores or []
+        clients = (c for c in range(len(scores) + len(self.absent)) if c not in self.absent)
+        return dict(zip(clients, scores, strict=True))
 
 
 class Federation:
@@ -130,6 +139,10 @@ class Federation:
             raise ProtofedError(
                 f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {method.name} does not"
             )
+
+    def name_of(self, client: int) -> str:
+        """The name of a client: its own, where clients have names, or its number."""
+        return self.data.client_names[client] if self.data.client_names else f"client {client}"
 
     def participants(self, round: int) -> list[int]:
         """The cohort of a round."""
@@ -228,7 +241,7 @@ class Federation:
         for client, outcome in self.engine.train(downloads):
             received.outcomes[client] = Outcome(None, outcome.terms, outcome.failure, outcome.pseudo)
             if outcome.upload is None:
-                received.dropped[client] = f"client {client}: {outcome.failure}"
+                received.dropped[client] = f"{self.name_of(client)}: {outcome.failure}"
                 log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
                 continue
             waiting[client] = outcome.upload
@@ -244,13 +257,13 @@ class Federation:
         contents: dict[int, Bundle | wire.WireError] = {}
         for architecture, expected in enumerate(self.expected):
             clients = [c for c in messages if self.engine.owner[c] == architecture]
-            sources = [f"client {c}" for c in clients]
+            sources = [self.name_of(c) for c in clients]
             shapes = replace(expected, shapes_only=True) if self.filters else expected
             decoded = wire.decode_each([messages[c] for c in clients], sources, shapes)
             contents |= dict(zip(clients, decoded, strict=True))
         uploads = []
         for client, message in messages.items():
-            content, architecture, source = contents[client], self.engine.owner[client], f"client {client}"
+            content, architecture, source = contents[client], self.engine.owner[client], self.name_of(client)
             with suppress(wire.WireError):  # its bytes have travelled, even where it is unusable
                 wire.add_sizes(received.bytes, message)
             try:
@@ -278,13 +291,19 @@ class Federation:
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
         options = replace(self.evaluation, snapshot=record.snapshot)
-        record.scores = list(self.engine.evaluate(downloads, options).values())
+        scores = self.engine.evaluate(downloads, options)
+        record.absent = [client for client in clients if client not in scores]
+        if not scores:
+            log.warning("round %d: no client could be evaluated", record.round)
+            return
+        record.scores = list(scores.values())
+        architectures = [self.architectures[client] for client in scores] if self.architectures else ()
         predictions = [
             prediction
             for prediction in self.predictions
             if all(getattr(s, f"by_{prediction}") is not None for s in record.scores)
         ]
-        record.metrics = summarise(record.scores, self.data.class_values, self.architectures, by, predictions)
+        record.metrics = summarise(record.scores, self.data.class_values, architectures, by, predictions)
         if options.votes and self.data.central_test is not None:
             votes = ensemble(record.scores, self.data.central_test.labels)
             record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
@@ -292,6 +311,8 @@ class Federation:
         if all(c.validation is not None for c in self.data.clients):
             options = replace(self.evaluation, part="validation", votes=False, silhouette=0)
             record.validation = list(self.engine.evaluate(downloads, options).values())
+            if not record.validation:
+                return
             figures = summarise(record.validation, prediction=by, predictions=predictions)
             record.metrics |= {
                 f"validation_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions

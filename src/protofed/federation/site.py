@@ -179,7 +179,7 @@ class SiteConnection(Protocol):
         """Send the message of an evaluation and return the site's reply."""
 
 
-def _outcome(reply: Message, round: int, source: str) -> Outcome:
+def outcome_of_reply(reply: Message, round: int, source: str) -> Outcome:
     """The outcome of a client's training that a site's reply describes."""
     header, payload = opened(reply, source)
     try:
@@ -213,7 +213,7 @@ class SiteEngine:
         for client in downloads.clients:
             reply = self.sites[client].train(sealed({"round": downloads.round}, downloads[client]))
             try:
-                outcome = _outcome(reply, downloads.round, "its reply")
+                outcome = outcome_of_reply(reply, downloads.round, "its reply")
             except WireError as error:  # a malformed reply of one site does not end the round
                 outcome = Outcome(None, {}, str(error))
             yield client, outcome

@@ -333,7 +333,7 @@ def _client_pairs(one: Row, other: Row, key: str) -> list[tuple[float, float]]:
         {run["seed"]: run.get("per_client", {}).get(key, []) for run in row.usable} for row in (one, other)
     )
     both = [(first[seed], second[seed]) for seed in first.keys() & second.keys()]
-    return [pair for a, b in both if len(a) == len(b) for pair in zip(a, b, strict=True)]
+    return [pair for a, b in both if len(a) == len(b) for pair in zip(a, b, strict=True) if None not in pair]
 
 
 def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
