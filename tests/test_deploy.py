@@ -22,6 +22,7 @@ from protofed.experiment.run import engine_inputs, make_federation
 from protofed.experiment.settings import resolve
 from protofed.federation.site import opened, sealed
 from protofed.results.read import read_folder
+from support.marks import slow_but
 from support.small import blobs
 
 NAMES = ("north", "south", "west")
@@ -94,7 +95,7 @@ def without_clock(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but("fedproto", METHODS))
 def test_sites_of_three_architectures_give_the_bits_of_a_simulation(method, tmp_path):
     """Every site is started anew for every message."""
     transport = LocalTransport({name: Restarting(tmp_path, k) for k, name in enumerate(NAMES)})
@@ -139,6 +140,7 @@ def test_names_of_sites_stand_in_the_results(nodes, tmp_path):
 
 @pytest.mark.parametrize("method", ["fedproto", "fedavg", "fedapa"])
 @pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.slow
 def test_a_server_that_was_stopped_goes_on_with_the_same_bits(method, kept, nodes, tmp_path):
     keys = {**KEYS, "rounds": 7, "checkpoint_every": kept}
     whole = serve(method, keys, LocalTransport(nodes()), NAMES, tmp_path / "whole", limits=QUICK)
@@ -156,6 +158,7 @@ def test_a_server_that_was_stopped_goes_on_with_the_same_bits(method, kept, node
         assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_site_that_is_cut_off_for_two_rounds_comes_back(nodes, tmp_path):
     transport = LocalTransport(nodes())
 
@@ -171,6 +174,7 @@ def test_a_site_that_is_cut_off_for_two_rounds_comes_back(nodes, tmp_path):
     assert result.summary["rounds"] == 5 and result.summary["dropped_clients"] == 2
 
 
+@pytest.mark.slow
 def test_a_slow_site_is_left_out(nodes, tmp_path):
     transport = LocalTransport(nodes())
     transport.delays = {"west": 0.0}
@@ -185,6 +189,7 @@ def test_a_slow_site_is_left_out(nodes, tmp_path):
     assert run.rounds[3]["dropped"] == {}
 
 
+@pytest.mark.slow
 def test_a_round_without_a_quorum_changes_nothing(nodes, tmp_path):
     class Moody(LocalTransport):
         def call(self, function, messages, timeout):
@@ -220,6 +225,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("case", NONSENSE)
+@pytest.mark.slow
 def test_nonsense_from_a_site_drops_that_site_alone(case, nodes, tmp_path):
     class Liar:
         def __init__(self, node):
@@ -248,6 +254,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize("case", HARMFUL)
+@pytest.mark.slow
 def test_a_harmful_upload_does_not_end_the_run(case, nodes, tmp_path):
     """What cannot be right is dropped. What is finite and has the right shape is not noticed yet; the run goes on."""
     change, refused = HARMFUL[case]
@@ -285,6 +292,7 @@ def test_nonsense_from_the_server_is_refused_in_one_line(function, message, node
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_message_that_was_held_up_does_not_undo_newer_rounds(nodes, tmp_path):
     sent = []
 
@@ -329,6 +337,7 @@ def test_a_policy_is_a_file_that_the_server_cannot_override(tmp_path):
         ("fedproto", Policy(max_rounds=3), "allows 3 rounds, and the run has 4"),
     ],
 )
+@pytest.mark.slow
 def test_what_a_policy_refuses_is_answered_with_the_reason(method, policy, said, nodes, tmp_path):
     transport = LocalTransport(nodes((None, policy, None)))
     serve(method, KEYS, transport, NAMES, tmp_path / "run", limits=replace(QUICK, quorum=2))
