@@ -6,8 +6,8 @@ RUN pip install --no-cache-dir -c constraints.txt torch==2.13.0
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 RUN pip install --no-cache-dir -c constraints.txt ".[deploy]"
-RUN useradd --create-home --uid 1000 protofed && install -d -o protofed -g protofed /work
+RUN useradd --create-home --uid 1000 protofed && install -d -o protofed -g protofed /federation
 USER protofed
-WORKDIR /work
+WORKDIR /federation
 ENTRYPOINT ["protofed"]
 CMD ["--help"]

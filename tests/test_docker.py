@@ -123,7 +123,7 @@ def test_a_services_command_is_one_of_ours_with_options_that_exist(name):
     parsed = command.make_context(command.name, words).params
     for key in ("kit", "data", "policy"):
         if parsed.get(key) is not None:
-            assert f"/work/{parsed[key]}" in mounts(SERVICES[name]), key
+            assert f"/federation/{parsed[key]}" in mounts(SERVICES[name]), key
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -139,7 +139,7 @@ def test_a_service_is_given_its_own_kit_and_nobody_the_authority(name):
 def test_a_sites_data_and_policy_cannot_be_changed_from_inside():
     for site in SITES:
         there = mounts(SERVICES[site])
-        assert there["/work/data.npz"] == (f"./data/{site}.npz", "ro") and there["/work/policy.toml"][1] == "ro"
+        assert there["/federation/data.npz"] == (f"./data/{site}.npz", "ro") and there["/federation/policy.toml"][1] == "ro"
 
 
 def test_the_server_is_reached_by_the_name_that_the_guide_gives_the_kits():
