@@ -15,7 +15,7 @@ from protofed.deploy.cards import Card, agreed_classes, check_shapes
 from protofed.deploy.node import Node, RoundStates, site_data
 from protofed.deploy.policy import Policy, Refusal
 from protofed.deploy.remote import Limits
-from protofed.deploy.serve import PLAIN, read_cards, serve
+from protofed.deploy.serve import PLAIN, read_begun, serve
 from protofed.deploy.transport import LocalTransport
 from protofed.errors import ProtofedError, Stopped
 from protofed.experiment.run import engine_inputs, make_federation
@@ -131,11 +131,43 @@ def test_a_site_keeps_what_the_run_gave_it(method, nodes, tmp_path):
         assert len(list(place.glob("round-*.safetensors"))) <= 3  # those that a resumed server may go back to
 
 
+def test_other_data_is_refused_at_the_server_and_at_a_site(nodes, tmp_path):
+    def stop(record, rounds):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        serve("fedproto", KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK, watch=stop)
+    with pytest.raises(ProtofedError, match="the data is not what the run began with"):
+        serve(None, {}, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK, data=part(1))
+    sites = nodes()
+    sites["south"] = Node("south", tmp_path / "south", part(2), MODELS[1])
+    serve(None, {}, LocalTransport(sites), NAMES, tmp_path / "run", limits=replace(QUICK, quorum=2))
+    [run] = read_folder(tmp_path / "run").runs
+    assert [row["dropped"].get("1") for row in run.rounds[2:]] == [
+        "south: this site's data is not what the run began with here"
+    ] * 2
+
+
+def test_a_server_killed_before_its_first_round_knows_its_sites(nodes, tmp_path):
+    """Who the sites are, and by what name they know the run, is in the folder from the moment it is there."""
+
+    def stop(record, rounds):
+        name, cards = read_begun(tmp_path / "run")
+        assert record.round == 1 and name.startswith("run-") and [card.name for card in cards] == list(NAMES)
+        raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        serve("fedproto", KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK, watch=stop)
+    serve(None, {}, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
+    assert run_of(tmp_path / "north").name == read_begun(tmp_path / "run")[0]
+
+
 def test_names_of_sites_stand_in_the_results(nodes, tmp_path):
     serve("fedproto", KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
     [run] = read_folder(tmp_path / "run").runs
     assert list(run.confusions().clients) == list(NAMES)
-    assert [card.name for card in read_cards(tmp_path / "run")] == list(NAMES)
+    assert [card.name for card in read_begun(tmp_path / "run")[1]] == list(NAMES)
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedavg", "fedapa"])

@@ -139,7 +139,10 @@ def test_a_service_is_given_its_own_kit_and_nobody_the_authority(name):
 def test_a_sites_data_and_policy_cannot_be_changed_from_inside():
     for site in SITES:
         there = mounts(SERVICES[site])
-        assert there["/federation/data.npz"] == (f"./data/{site}.npz", "ro") and there["/federation/policy.toml"][1] == "ro"
+        assert (
+            there["/federation/data.npz"] == (f"./data/{site}.npz", "ro")
+            and there["/federation/policy.toml"][1] == "ro"
+        )
 
 
 def test_the_server_is_reached_by_the_name_that_the_guide_gives_the_kits():

@@ -187,7 +187,7 @@ def simulation(
         whole = replace(whole, server=Samples(own.x_train, own.y_train, torch.arange(len(own.y_train))))
     settings, inputs, names = engine_inputs(settings, whole)
     federation = make_federation(settings.with_engine(PLAIN), inputs.engine(PLAIN), inputs, names)
-    result = run_federation(settings.with_engine(PLAIN), federation, out / "run", "simulation")
+    result = run_federation(settings.with_engine(PLAIN), federation, out / "run", {"data": "simulation"})
     return result, federation
 
 

@@ -6,7 +6,6 @@ how many samples they have, and none of the samples.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -104,9 +103,3 @@ def federation_data(cards: Sequence[Card], classes: tuple[str, ...], num_classes
         kind=cards[0].kind,  # type: ignore[arg-type]
         held_back=[None] * len(cards),
     )
-
-
-def identity(cards: Sequence[Card]) -> str:
-    """A text that tells this federation's sites from others'."""
-    names = "\n".join(f"{card.name} {card.model} {card.shape}" for card in cards)
-    return hashlib.sha256(names.encode()).hexdigest()

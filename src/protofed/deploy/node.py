@@ -25,6 +25,7 @@ import torch
 
 from .. import disk, wire
 from ..data import Dataset, federate
+from ..data.fingerprint import fingerprint
 from ..data.types import ClientData, FederatedData, Unlabelled
 from ..errors import ProtofedError
 from ..experiment.architectures import make as make_model
@@ -157,7 +158,7 @@ class Node:
         site = self._build(header)
         place = self.folder / "runs" / name
         place.mkdir(parents=True, exist_ok=True)
-        disk.write_atomically(place / "begin.json", disk.sealed(header))
+        disk.write_atomically(place / "begin.json", disk.sealed({**header, "data": fingerprint(site.engine.data)}))
         states = RoundStates(place, site.client)
         site.engine.states = states
         self.runs[name] = site, states
@@ -176,7 +177,10 @@ class Node:
             file = self.folder / "runs" / name / "begin.json"
             if not file.is_file():
                 raise Refusal("unknown run")
-            site = self._build(disk.opened(file.read_bytes(), file))
+            begun = disk.opened(file.read_bytes(), file)
+            site = self._build(begun)
+            if fingerprint(site.engine.data) != begun["data"]:
+                raise Refusal("this site's data is not what the run began with here")
             states = RoundStates(file.parent, site.client)
             site.engine.states = states
             self.runs[name] = site, states

@@ -127,8 +127,8 @@ class RemoteEngine:
                 said = True
             if time.monotonic() > deadline:
                 raise ProtofedError(
-                    f"{len(self.connected)} of the {self.limits.quorum} sites that make a round have been connected for "
-                    f"{self.limits.patience:g} s"
+                    f"after {self.limits.patience:g} s, {len(self.connected)} of the {self.limits.quorum} sites that make a "
+                    "round are connected"
                 )
             time.sleep(0.2)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import disk
 from ..data import Dataset
+from ..data.fingerprint import fingerprint
 from ..data.types import Samples
 from ..errors import ProtofedError
 from ..experiment.run import Watcher, engine_inputs, make_federation, run_federation
@@ -23,14 +23,13 @@ from ..federation import checkpoint
 from ..federation.choose import EngineSettings, threads_kept
 from ..federation.site import opened, sealed
 from ..outcome import Result
-from ..results.folder import read_settings
+from ..results.folder import read_about, read_settings
 from ..results.read import is_run
-from .cards import Card, agreed_classes, check_shapes, federation_data, identity
+from .cards import Card, agreed_classes, check_shapes, federation_data
 from .remote import Limits, RemoteEngine
 from .transport import Failure, Transport
 
 log = logging.getLogger("protofed")
-CARDS = "sites.json"
 PLAIN = EngineSettings("loop", "loop", "contiguous", "grouped", 1, 1)
 
 
@@ -61,7 +60,9 @@ def serve(
         The result, as that of a simulation.
     """
     limits = limits or Limits(quorum=len(sites))
-    cards = read_cards(out) or ask_cards(transport, sites, limits)
+    run, cards = read_begun(out)
+    cards = cards or ask_cards(transport, sites, limits)
+    run = run or f"{out.resolve().name}-{secrets.token_hex(4)}"
     check_shapes(cards)
     classes, number = agreed_classes(cards)
     settings = _stored_settings(out, cards) if is_run(out) else _settings(method, given, cards)
@@ -74,7 +75,6 @@ def serve(
         labels = data.y_train
         roster = replace(roster, server=Samples(data.x_train, labels, labels.new_tensor(range(len(labels)))))
     settings, inputs, names = engine_inputs(settings, roster)
-    run = read_run(out) or f"{out.resolve().name}-{secrets.token_hex(4)}"
 
     def begin(client: int) -> bytes:
         header = {
@@ -93,37 +93,18 @@ def serve(
     with threads_kept():
         torch.set_num_threads(PLAIN.threads)  # sums depend on it, so it may not depend on the number of cores
         federation = make_federation(settings, engine, inputs, names)
-        return run_federation(settings, federation, out, identity(cards), _with_cards(out, run, cards, watch))
+        about = {"data": fingerprint(roster), "run": run, "sites": [card.to_json() for card in cards]}
+        return run_federation(settings, federation, out, about, watch)
 
 
-def _with_cards(out: Path, run: str, cards: Sequence[Card], watch: Watcher | None) -> Watcher:
-    """A watcher that also writes who the sites are, after the first round."""
-
-    def watcher(record: Any, rounds: int) -> None:
-        if not (out / CARDS).is_file():
-            content = {"run": run, "sites": [card.to_json() for card in cards]}
-            disk.write_atomically(out / CARDS, disk.sealed(content))
-        if watch is not None:
-            watch(record, rounds)
-
-    return watcher
-
-
-def read_run(out: Path) -> str:
-    """The name by which the sites know a run that was begun; empty where there is no such run.
-
-    A run that ended before its first round did has no name yet: it begins anew, under another one.
-    """
-    file = out / CARDS
-    return str(disk.opened(file.read_bytes(), file)["run"]) if file.is_file() else ""
-
-
-def read_cards(out: Path) -> list[Card]:
-    """The sites of a run that was begun; none where there is no such run."""
-    file = out / CARDS
-    if not file.is_file():
-        return []
-    return [Card.from_json(card, str(file)) for card in disk.opened(file.read_bytes(), file)["sites"]]
+def read_begun(out: Path) -> tuple[str, list[Card]]:
+    """The name by which the sites know the run in a folder, and the sites; nothing where no run was begun there."""
+    if not is_run(out):
+        return "", []
+    about = read_about(out)
+    if "sites" not in about:
+        raise ProtofedError(f"{out}: not a run between sites; `protofed resume {out}` goes on with it")
+    return str(about["run"]), [Card.from_json(card, str(out)) for card in about["sites"]]
 
 
 def ask_cards(transport: Transport, sites: Sequence[str], limits: Limits) -> list[Card]:

@@ -194,7 +194,7 @@ def run(
             settings, federation = build(settings)
             if settings.general.start_from:
                 begin_from(Path(settings.general.start_from), settings, federation)
-            folder = None if path is None else _new_folder(path, settings, fingerprint(federation.data))
+            folder = None if path is None else _new_folder(path, settings, {"data": fingerprint(federation.data)})
             return _drive(settings, federation, path, folder, History(), watch)
     finally:
         if path is not None and scale.rank() == 0:
@@ -203,7 +203,7 @@ def run(
 
 
 def run_federation(
-    settings: Settings, federation: Federation, path: Path, identity: str, watch: Watcher | None = None
+    settings: Settings, federation: Federation, path: Path, about: Mapping[str, Any], watch: Watcher | None = None
 ) -> Result:
     """Run a federation that was made elsewhere, or go on with it, in a run folder.
 
@@ -211,28 +211,27 @@ def run_federation(
         settings: The settings of the run.
         federation: The federation before its first round. Where the folder has a checkpoint, it goes on from that.
         path: The run folder: a new one, or that of a run that was stopped.
-        identity: A text that says whose data this is; a folder of another identity is refused.
+        about: What `run.json` is to hold of the run. A folder that was begun with other `data` in it is refused.
         watch: A function that is called with the record of each round and the number of rounds.
 
     Returns:
         The result.
     """
     if not is_run(path):
-        return _drive(settings, federation, path, _new_folder(path, settings, identity), History(), watch)
+        return _drive(settings, federation, path, _new_folder(path, settings, about), History(), watch)
     folder = RunFolder.open(path)
     try:
-        return _go_on(settings, federation, path, folder, folder.about(), identity, watch)
+        return _go_on(settings, federation, path, folder, folder.about(), about["data"], watch)
     finally:
         folder.close()
 
 
-def _new_folder(path: Path, settings: Settings, identity: str) -> RunFolder | None:
+def _new_folder(path: Path, settings: Settings, about: Mapping[str, Any]) -> RunFolder | None:
     """Make a new run folder and lock it. Among several ranks the first one does; the others get None."""
     folders: list[RunFolder] = []
 
     def create() -> None:
-        about = {"data": identity, "protofed": __version__}
-        folders.append(RunFolder.create(path, settings.to_toml(), about))
+        folders.append(RunFolder.create(path, settings.to_toml(), {**about, "protofed": __version__}))
 
     scale.on_first(create)
     return folders[0] if folders else None

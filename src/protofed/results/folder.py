@@ -183,25 +183,7 @@ class RunFolder:
 
     def about(self) -> dict[str, Any]:
         """Read `run.json`, and compare the settings with their digest."""
-        file = self.path / RUN
-        try:
-            record = disk.opened(file.read_bytes(), file)
-        except FileNotFoundError:
-            raise ProtofedError(
-                f"{self.path}: it has no {RUN}, so it is damaged or of an earlier version, and cannot be resumed"
-            ) from None
-        except OSError as error:
-            raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
-        if record.get("format") != FORMAT:
-            raise ProtofedError(
-                f"{self.path}: run folder format {record.get('format')!r}; this version goes on with {FORMAT}"
-            )
-        if disk.digest_of(self.path / SETTINGS) != record.get("settings"):
-            raise ProtofedError(
-                f"{self.path / SETTINGS}: not what the run began with; restore it, or start a new run with "
-                f"`protofed run METHOD --config {self.path / SETTINGS}`"
-            )
-        return record
+        return read_about(self.path)
 
     def settings(self) -> dict[str, Any]:
         """Read the settings of `settings.toml`."""
@@ -311,6 +293,27 @@ def check_is_run(path: Path) -> None:
         raise ProtofedError(f"{path}: no such run folder")
     if not (path / SETTINGS).is_file():
         raise ProtofedError(f"{path}: not a run folder (it has no {SETTINGS})")
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What the `run.json` of a folder holds, after the settings were compared with their digest."""
+    file = path / RUN
+    try:
+        record = disk.opened(file.read_bytes(), file)
+    except FileNotFoundError:
+        raise ProtofedError(
+            f"{path}: it has no {RUN}, so it is damaged or of an earlier version, and cannot be resumed"
+        ) from None
+    except OSError as error:
+        raise ProtofedError(f"{file}: not readable ({error.strerror})") from None
+    if record.get("format") != FORMAT:
+        raise ProtofedError(f"{path}: run folder format {record.get('format')!r}; this version goes on with {FORMAT}")
+    if disk.digest_of(path / SETTINGS) != record.get("settings"):
+        raise ProtofedError(
+            f"{path / SETTINGS}: not what the run began with; restore it, or start a new run with "
+            f"`protofed run METHOD --config {path / SETTINGS}`"
+        )
+    return record
 
 
 def read_settings(path: Path) -> dict[str, Any]:

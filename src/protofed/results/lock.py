@@ -22,7 +22,7 @@ except ImportError:  # Windows has no record locks of this kind; two writers in 
 
 FILE = ".lock"
 PATIENCE = 3.0  # seconds
-_held: set[tuple[int, int]] = set()  # device and inode of the lock files that this process holds
+_held: dict[tuple[int, int], str] = {}  # by device and inode of a lock file that this process holds, what stands in it
 
 
 class FolderLock:
@@ -50,47 +50,48 @@ class FolderLock:
         while True:
             try:
                 return self._try()
-            except ProtofedError:
+            except BlockingIOError as error:
                 if time.monotonic() >= deadline:
-                    raise
+                    sentence = _sentence(str(error))
+                    raise ProtofedError(f"{self.folder}: {sentence}; wait for it, or stop it") from None
             time.sleep(0.1)
 
     def _try(self) -> FolderLock:
+        """Take the lock; a `BlockingIOError` holds what its holder wrote into the file."""
         path = self.folder / FILE
+        if path.is_file() and (key := (path.stat().st_dev, path.stat().st_ino)) in _held:
+            raise BlockingIOError(_held[key])  # it is not opened here: closing it again would end the lock
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise ProtofedError(f"{self.folder}: cannot be written ({error.strerror})") from None
         file = os.fdopen(handle, "r+", encoding="utf-8")
         status = os.fstat(handle)
-        key = (status.st_dev, status.st_ino)
         try:
-            if key in _held:
-                raise BlockingIOError
             if fcntl is not None:
                 fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = file.read()
-            if key not in _held:  # closing any handle of a file would end the locks that this process has on it
-                file.close()
-            if not isinstance(error, BlockingIOError | PermissionError):
-                raise ProtofedError(f"{self.folder}: cannot be locked ({error.strerror})") from None
-            raise ProtofedError(f"{self.folder}: {_sentence(holder)}; wait for it, or stop it") from None
+            file.close()
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise BlockingIOError(holder) from None
+            raise ProtofedError(f"{self.folder}: cannot be locked ({error.strerror})") from None
         file.seek(0)
         file.truncate()
         since = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         about = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": " ".join(sys.argv)}
+        text = json.dumps(about) + "\n"
         with suppress(OSError):  # on a full disk the lock holds all the same
-            file.write(json.dumps(about) + "\n")
+            file.write(text)
             file.flush()
-        self._file, self._key = file, key
-        _held.add(key)
+        self._file, self._key = file, (status.st_dev, status.st_ino)
+        _held[self._key] = text
         return self
 
     def release(self) -> None:
         """Release the lock. Where it is not held, nothing happens."""
         if self._file is not None:
-            _held.discard(self._key)
+            _held.pop(self._key, None)
             with suppress(OSError):  # unwritten content of the lock file does not matter any more
                 self._file.close()
             self._file = None
