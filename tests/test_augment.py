@@ -10,13 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
 from protofed.data import augment
 from protofed.data.augment import OPERATIONS, AugmentSettings, FlipCrop, View, augmentation, draw
 from protofed.errors import ProtofedError
 
+SIGNED = tuple(choice.name for choice in augment.signed_pool(1.0).choices)
 LAST = 1 - 2**-24  # the largest number torch.rand gives
 MEAN, STD = torch.tensor([0.49, 0.48, 0.45]), torch.tensor([0.25, 0.24, 0.26])
 
@@ -41,6 +42,9 @@ def standardised(levels: Tensor) -> Tensor:
 def views(kind: str) -> tuple[augment.Augmentation, Tensor]:
     """The views of a kind, with samples for them."""
     options: dict[str, Any] = {"settings": AugmentSettings(randaugment=(3, 14), cutout=0.4)}
+    if kind == "semifl":
+        semifl = AugmentSettings(randaugment=(3, 8), randaugment_scale=10, randaugment_pool="semifl")
+        return augmentation("image", (3, 16, 16), MEAN, STD, semifl), standardised(images(60))
     if kind == "colour":
         return augmentation("image", (3, 16, 16), MEAN, STD, **options), standardised(images(60))
     if kind == "grey":
@@ -55,7 +59,7 @@ def views(kind: str) -> tuple[augment.Augmentation, Tensor]:
     return augmentation("auto", (20,), None, None, tokens=True, **options), ids
 
 
-KINDS = ("colour", "grey", "csi", "features", "tokens")
+KINDS = ("colour", "grey", "semifl", "csi", "features", "tokens")
 
 
 # --- what every view promises -----------------------------------------------------------------------------------------
@@ -148,6 +152,9 @@ def test_the_person_chooses_first_then_the_source_then_the_shape(
         ({"crop": math.nan}, "crop=nan"),
         ({"cutout": -0.1}, "cutout=-0.1; expected a share"),
         ({"randaugment": (2, 31)}, "randaugment=[2, 31]; expected [operations, magnitude]"),
+        ({"randaugment": (2, 11), "randaugment_scale": 10}, "and from 0 to randaugment_scale=10"),
+        ({"randaugment_scale": 0}, "randaugment_scale=0; expected a whole number from 1 on"),
+        ({"randaugment_pool": "semi"}, "unknown randaugment_pool 'semi'"),
         ({"randaugment": (-1, 3)}, "randaugment=[-1, 3]"),
         ({"randaugment": (2,)}, "randaugment=[2]"),
         ({"randaugment": (2, 1.5)}, "randaugment=[2, 1.5]"),
@@ -339,7 +346,7 @@ def test_warps_against_a_loop_over_pixels(name: str, amount: float) -> None:
                     assert abs(int(out[n, c, i, j]) - value) <= 0.51
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", SIGNED)
 def test_magnitude_0_changes_nothing_but_for_the_two_without_magnitude(name: str) -> None:
     x = odd_images(3)
     if name in ("autocontrast", "equalize"):
@@ -348,7 +355,7 @@ def test_magnitude_0_changes_nothing_but_for_the_two_without_magnitude(name: str
         assert torch.equal(applied(name, x, 0.0), x)
 
 
-@pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "identity"])
+@pytest.mark.parametrize("name", [name for name in SIGNED if name != "identity"])
 def test_signs(name: str) -> None:
     x = images(6)
     same = torch.equal(applied(name, x, 0.5), applied(name, x, -0.5))
@@ -362,10 +369,10 @@ def strong(channels: int, side: int = 16, **options: Any) -> View:
     return augmentation("image", (channels, side, side), None, None, AugmentSettings(**fixed)).strong
 
 
-@pytest.mark.parametrize(("channels", "operations"), [(3, OPERATIONS), (1, augment.GREY_OPERATIONS)])
+@pytest.mark.parametrize(("channels", "operations"), [(3, SIGNED), (1, SIGNED[:-1])])
 def test_each_operation_occurs_equally_often_with_both_signs(channels: int, operations: tuple[str, ...]) -> None:
     """What the view does to copies of one image is what some operation does, and each is about as frequent."""
-    assert len(OPERATIONS) == 14 and len(set(OPERATIONS)) == 14 and "color" not in augment.GREY_OPERATIONS
+    assert len(SIGNED) == 14 and len(set(SIGNED)) == 14 and SIGNED[-1] == "color"
     n = 2800
     x = images(1, channels)
     view = strong(channels, randaugment=(1, 15))
@@ -398,7 +405,7 @@ def test_operations_follow_each_other() -> None:
     fill = torch.full((3, 1, 1), 128.0)
     expected = x
     for which, sign in ((5, 6), (7, 8)):
-        operation = (u[:, which] * 14).long()
+        operation = torch.tensor([OPERATIONS.index(SIGNED[int(v * 14)]) for v in u[:, which].tolist()])
         expected = augment.apply(expected, operation, torch.where(u[:, sign] < 0.5, -1.0, 1.0), fill)
     assert torch.equal(out, expected)
 
@@ -437,7 +444,7 @@ def test_what_comes_in_from_outside_is_the_mean() -> None:
         "auto", (3, 16, 16), MEAN, STD, AugmentSettings(flip="off", crop=0.0, randaugment=(1, 30))
     ).strong
     u = torch.zeros(1, view.num_draws)
-    u[0, 5], u[0, 6] = (OPERATIONS.index("translate_x") + 0.5) / 14, 0.9
+    u[0, 5], u[0, 6] = (SIGNED.index("translate_x") + 0.5) / 14, 0.9
     out = view(torch.full((1, 3, 16, 16), 1.0), u)
     assert float(out[..., :7].abs().max()) < 0.01 and float((out[..., 8:] - 1).abs().max()) < 0.01
 
@@ -455,6 +462,89 @@ def test_cutout_against_a_loop(share: float, side: int) -> None:
                 if top <= i < top + side and left <= j < left + side:
                     expected[:, i, j] = 128 / 255
         torch.testing.assert_close(out, expected)
+
+
+# --- SemiFL's pool, against PIL as its published code calls it ----------------------------------------------------------
+SEMIFL = ["autocontrast", "brightness", "color", "contrast", "cutout", "equalize", "invert", "posterize", "rotate"]
+SEMIFL += ["sharpness", "shear_x", "shear_y", "solarize", "translate_x", "translate_y"]
+
+
+def semifl_operation(x: Tensor, name: str, magnitude: int, **draws: float) -> Tensor:
+    """What the pool does to one image where it applies the operation of this name."""
+    view = strong(3, x.shape[-1], randaugment=(1, magnitude), randaugment_scale=10, randaugment_pool="semifl")
+    u = torch.zeros(1, view.num_draws)
+    which = {"sign": 6, "chance": 7, "row": 8, "column": 9}
+    u[0, 5] = (SEMIFL.index(name) + 0.5) / len(SEMIFL)
+    for key, value in draws.items():
+        u[0, which[key]] = value
+    return (255 * view(x[None].float() / 255, u))[0].round().byte()
+
+
+@pytest.mark.parametrize("magnitude", [1, 3, 5, 8, 10])
+@pytest.mark.parametrize(
+    ("name", "reference", "tolerance"),
+    [
+        ("autocontrast", lambda i, m: ImageOps.autocontrast(i), 1),
+        ("equalize", lambda i, m: ImageOps.equalize(i), 0),
+        ("invert", lambda i, m: ImageOps.invert(i), 0),
+        ("posterize", lambda i, m: i.point(lambda v: v & ~(2 ** (8 - int(m * 4 / 10)) - 1)), 0),
+        ("solarize", lambda i, m: ImageOps.solarize(i, 256 - int(m * 256 / 10)), 0),
+        ("brightness", lambda i, m: ImageEnhance.Brightness(i).enhance(m * 1.8 / 10 + 0.1), 1),
+        ("color", lambda i, m: ImageEnhance.Color(i).enhance(m * 1.8 / 10 + 0.1), 2),
+        ("contrast", lambda i, m: ImageEnhance.Contrast(i).enhance(m * 1.8 / 10 + 0.1), 2),
+        ("sharpness", lambda i, m: ImageEnhance.Sharpness(i).enhance(m * 1.8 / 10 + 0.1), 2),
+    ],
+)
+@pytest.mark.parametrize("sign", [0.1, 0.9])
+def test_semifls_pool_is_that_of_its_code(
+    name: str, reference: Any, tolerance: int, magnitude: int, sign: float
+) -> None:
+    for x in images(3, side=32):
+        out, expected = semifl_operation(x, name, magnitude, sign=sign), from_pil(reference(pil(x), magnitude))
+        assert int((out.int() - expected.int()).abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("magnitude", [3, 6, 10])
+def test_semifls_square_is_grey_and_moves_into_the_image(magnitude: int) -> None:
+    x = images(1, side=32)[0].clamp(min=180)
+    for row, column in ((0.0, 0.99), (0.4, 0.7), (0.9, 0.1)):
+        out = semifl_operation(x, "cutout", magnitude, row=row, column=column)
+        image, size = pil(x), int(magnitude * 40 / 10)
+        left, top = (int(max(0, share * 32 - size / 2)) for share in (column, row))
+        box = left, top, int(min(32, left + size)), int(min(32, top + size))
+        ImageDraw.Draw(image).rectangle(box, (127, 127, 127))
+        assert torch.equal(out, from_pil(image))
+
+
+@pytest.mark.parametrize(("sign", "name"), [(0.1, "translate_x"), (0.9, "translate_y")])
+def test_semifls_largest_translation_leaves_a_black_image(sign: float, name: str) -> None:
+    x = images(1, side=32)[0].clamp(min=50)
+    assert int(semifl_operation(x, name, 10, sign=sign).max()) == 0
+    tenth = semifl_operation(x, name, 1, sign=sign)  # 10 of 32 pixels
+    black = (tenth == 0).all(0).all(0 if name == "translate_x" else 1)
+    assert int(black.sum()) in (9, 10) and bool(black[0 if sign > 0.5 else -1])
+
+
+def test_semifls_operations_are_applied_to_one_image_in_two() -> None:
+    x = images(1, side=16)[0]
+    assert torch.equal(semifl_operation(x, "invert", 10, chance=0.5), x)
+    assert torch.equal(semifl_operation(x, "invert", 10, chance=0.49), 255 - x)
+    view = strong(3, randaugment=(1, 10), randaugment_scale=10, randaugment_pool="semifl")
+    out = view(x.expand(2000, -1, -1, -1).float() / 255, draw(view, 2000, stream()))
+    same = ((255 * out).round().byte() == x).flatten(1).all(1).float().mean()
+    assert 0.45 < float(same) < 0.55
+    grey = strong(1, randaugment=(1, 10), randaugment_scale=10, randaugment_pool="semifl")
+    assert isinstance(grey, augment.RandAugment) and [c.name for c in grey.pool.choices] == [
+        name for name in SEMIFL if name != "color"
+    ]
+
+
+def test_the_scale_divides_the_magnitude() -> None:
+    x = images(40).float() / 255
+    one, other = strong(3, randaugment=(2, 10)), strong(3, randaugment=(2, 3), randaugment_scale=9)
+    u = draw(one, 40, stream())
+    assert torch.equal(one(x, u), other(x, u))
+    assert not torch.equal(one(x, u), strong(3, randaugment=(2, 10), randaugment_scale=10)(x, u))
 
 
 def test_settings_leave_the_other_draws_as_they_were() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Protocol, get_args
 
 import torch
@@ -19,8 +19,8 @@ from ..errors import ProtofedError, unknown
 
 AugmentationName = Literal["auto", "none", "image", "csi", "features", "tokens"]
 Flip = Literal["auto", "on", "off"]
+PoolName = Literal["signed", "semifl"]
 
-MAGNITUDES = 30  # RandAugment's scale of magnitudes, from 0 (no change) to 30
 ENHANCE, ROTATE, SHEAR, TRANSLATE = (
     0.9,
     math.radians(30),
@@ -68,7 +68,13 @@ class AugmentSettings:
     crop: Annotated[float, Field(description="share of the side by which an image is shifted")] = 0.125
     """The largest shift of an image, as a share of its side; the border is filled by reflection."""
     randaugment: Annotated[tuple[int, int], Field(description="operations of a strong view, and magnitude")] = (2, 10)
-    """The number of operations, and their magnitude from 0 to 30."""
+    """The number of operations, and their magnitude from 0 to `randaugment_scale`."""
+    randaugment_scale: Annotated[int, Field(ge=1, description="the magnitude of the largest change")] = 30
+    """Magnitude 10 is a third of the largest change by default; in the published code of SemiFL and (FL)² it is all of it."""
+    randaugment_pool: Annotated[
+        PoolName, Field(description="operations: signed (14, random sign), or semifl (15 with invert and cutout)")
+    ] = "signed"
+    """Which operations there are, and how a magnitude acts in them."""
     cutout: Annotated[float, Field(description="side of the square cut out of a strong view; 0: none")] = 0.0
     """The side of the square that is cut out of a strong view, as a share of the image's side; 0 cuts none."""
 
@@ -81,11 +87,15 @@ class AugmentSettings:
             raise ProtofedError(f"crop={self.crop}; expected a share of the side from 0 to 0.5")
         if not 0 <= self.cutout <= 1:
             raise ProtofedError(f"cutout={self.cutout}; expected a share of the side from 0 to 1")
+        if self.randaugment_pool not in get_args(PoolName):
+            raise unknown("randaugment_pool", str(self.randaugment_pool), get_args(PoolName))
+        if self.randaugment_scale < 1:
+            raise ProtofedError(f"randaugment_scale={self.randaugment_scale}; expected a whole number from 1 on")
         is_pair = len(self.randaugment) == 2 and all(type(number) is int for number in self.randaugment)
-        if not is_pair or self.randaugment[0] < 0 or not 0 <= self.randaugment[1] <= MAGNITUDES:
+        if not is_pair or self.randaugment[0] < 0 or not 0 <= self.randaugment[1] <= self.randaugment_scale:
             raise ProtofedError(
                 f"randaugment={list(self.randaugment)}; expected [operations, magnitude]: two whole numbers, "
-                f"from 0, and from 0 to {MAGNITUDES}"
+                f"from 0, and from 0 to randaugment_scale={self.randaugment_scale}"
             )
 
 
@@ -148,11 +158,14 @@ def augmentation(
     flip = settings.flip == "on" or (settings.flip == "auto" and shape[0] == 3)
     weak = FlipCrop(flip, settings.crop)
     no_offset, unit_scale = torch.zeros(shape[0]), torch.ones(shape[0])
+    count, magnitude = settings.randaugment
+    pool = POOLS[settings.randaugment_pool](magnitude / settings.randaugment_scale)
     return Augmentation(
         weak,
         RandAugment(
             weak,
-            *settings.randaugment,
+            count,
+            pool if shape[0] == 3 else pool.without("color"),
             settings.cutout,
             no_offset if mean is None else mean.flatten().expand(shape[0]),
             unit_scale if std is None else std.flatten().expand(shape[0]),
@@ -424,6 +437,11 @@ def equalize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
     return torch.where(step > 0, ((step // 2 + cumulative) // step.clamp(min=1)).float(), table)
 
 
+def invert(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
+    """Invert all levels."""
+    return 255 - table
+
+
 def solarize(levels: Tensor, table: Tensor, amount: Tensor) -> Tensor:
     """Invert the bright levels; the larger the amount, the lower the threshold."""
     return torch.where(table < 256 * (1 - amount.abs()), table, 255 - table)
@@ -457,10 +475,82 @@ TABLES: dict[str, Table] = {  # operations that map each level of each channel t
     "posterize": posterize,
     "contrast": contrast,
     "brightness": brightness,
+    "invert": invert,
 }
 WARPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-GREY_OPERATIONS = ("identity", *TABLES, "sharpness", *WARPS)
-OPERATIONS = (*GREY_OPERATIONS, "color")
+OPERATIONS = ("identity", *TABLES, "sharpness", *WARPS, "color", "cutout")
+IDENTITY, CUTOUT = OPERATIONS.index("identity"), OPERATIONS.index("cutout")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One operation that RandAugment may choose: by how much it changes an image, and whether the sign is random."""
+
+    name: str
+    amount: float
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The operations that RandAugment chooses from, and the probability that a chosen one is applied.
+
+    `black` says that pixels from outside an image are black; otherwise they have the mean. `square` is the side of the
+    square that the operation `cutout` makes grey, as a share of the image's side.
+    """
+
+    choices: tuple[Choice, ...]
+    chance: float = 1.0
+    black: bool = False
+    square: float = 0.0
+
+    @property
+    def num_draws(self) -> int:
+        """The number of random draws of one operation: which, its sign, whether it is applied, and two for cutout."""
+        return 2 if self.chance == 1 and not self.square else 5
+
+    def without(self, name: str) -> Pool:
+        """The pool without one of its operations."""
+        return replace(self, choices=tuple(choice for choice in self.choices if choice.name != name))
+
+
+def signed_pool(share: float) -> Pool:
+    """Fourteen operations, each changed by ± `share` of the largest change, always applied."""
+    tables = ("autocontrast", "equalize", "solarize", "posterize", "contrast", "brightness")
+    names = ("identity", *tables, "sharpness", *WARPS, "color")
+    return Pool(tuple(Choice(name, share, signed=True) for name in names))
+
+
+def semifl_pool(share: float) -> Pool:
+    """The fifteen operations of SemiFL's published code, each applied with probability ½.
+
+    Brightness, contrast, color and sharpness are multiplied by 0.1 + 1.8 · `share`. Posterize keeps 4 · `share` bits,
+    rounded down. The published translation and square are 100 and 40 pixels of 32: three sides and more than one side.
+    """
+    enhanced = 2 * share - 1
+    kept_bits = math.floor(4 * share)
+    moved = share * (100 / 32) / TRANSLATE
+    choices = (
+        Choice("autocontrast", share),
+        Choice("brightness", enhanced),
+        Choice("color", enhanced),
+        Choice("contrast", enhanced),
+        Choice("cutout", share),
+        Choice("equalize", share),
+        Choice("invert", share),
+        Choice("posterize", (8 - kept_bits) / POSTERIZE),
+        Choice("rotate", share, signed=True),
+        Choice("sharpness", enhanced),
+        Choice("shear_x", share, signed=True),
+        Choice("shear_y", share, signed=True),
+        Choice("solarize", share),
+        Choice("translate_x", moved, signed=True),
+        Choice("translate_y", moved, signed=True),
+    )
+    return Pool(choices, chance=0.5, black=True, square=share * 40 / 32)
+
+
+POOLS: dict[str, Callable[[float], Pool]] = {"signed": signed_pool, "semifl": semifl_pool}
 
 
 def matrices(operation: Tensor, amount: Tensor, height: int, width: int) -> Tensor:
@@ -522,7 +612,7 @@ def apply(levels: Tensor, operation: Tensor, amount: Tensor, fill: Tensor) -> Te
 
 @dataclass(frozen=True, eq=False)
 class RandAugment:
-    """The weak view, then `count` random operations of one magnitude and random sign, then cutout.
+    """The weak view, then `count` random operations of a pool, then cutout.
 
     Samples are converted to 256 levels by `mean` and `std`, and are standardised again at the end. `fill` has the
     values of pixels from outside an image. All three are `[c]`.
@@ -530,7 +620,7 @@ class RandAugment:
 
     weak: FlipCrop
     count: int
-    magnitude: int
+    pool: Pool
     cutout: float
     mean: Tensor
     std: Tensor
@@ -539,7 +629,7 @@ class RandAugment:
     @property
     def num_draws(self) -> int:
         """The number of random draws that one sample needs."""
-        return self.weak.num_draws + 2 + 2 * self.count
+        return self.weak.num_draws + 2 + self.pool.num_draws * self.count
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         u = u.to(x.device)
@@ -547,15 +637,30 @@ class RandAugment:
         strong_draws = u[:, self.weak.num_draws :]
         levels = self.weak(x, u).float().mul_(255 * std).add_(255 * mean).round_().clamp_(0, 255).byte()
         fill = (255 * fill).round().clamp(0, 255)
-        operations = len(OPERATIONS if x.shape[1] == 3 else GREY_OPERATIONS)
         for step in range(self.count):
-            operation_draws, sign_draws = strong_draws[:, 2 + 2 * step], strong_draws[:, 3 + 2 * step]
-            amount = torch.where(sign_draws < 0.5, -1.0, 1.0) * (self.magnitude / MAGNITUDES)
-            levels = apply(levels, whole(operation_draws, operations), amount, fill)
+            draws = strong_draws[:, 2 + self.pool.num_draws * step :]
+            levels = self._operate(levels, draws, torch.zeros_like(fill) if self.pool.black else fill)
         if self.cutout:
             rows, columns = self._near(strong_draws[:, 0], x.shape[2]), self._near(strong_draws[:, 1], x.shape[3])
             levels = torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill.byte(), levels)
         return levels.float().div_(255).sub_(mean).div_(std).to(x.dtype)
+
+    def _operate(self, levels: Tensor, draws: Tensor, fill: Tensor) -> Tensor:
+        """Apply to each image one operation of the pool, by the first `pool.num_draws` of the image's draws."""
+        choices = self.pool.choices
+        codes = draws.new_tensor([OPERATIONS.index(choice.name) for choice in choices], dtype=torch.int64)
+        chosen = whole(draws[:, 0], len(choices))
+        operation, amount = codes[chosen], draws.new_tensor([choice.amount for choice in choices])[chosen]
+        turned = draws.new_tensor([choice.signed for choice in choices], dtype=torch.bool)[chosen] & (draws[:, 1] < 0.5)
+        amount = torch.where(turned, -amount, amount)
+        if self.pool.chance < 1:
+            operation = torch.where(draws[:, 2] < self.pool.chance, operation, IDENTITY)
+        levels = apply(levels, operation, amount, fill)
+        if self.pool.square:
+            rows, columns = self._grey(draws[:, 3], levels.shape[2]), self._grey(draws[:, 4], levels.shape[3])
+            square = rows[:, None, :, None] & columns[:, None, None, :] & (operation == CUTOUT)[:, None, None, None]
+            levels = levels.masked_fill(square, 127)
+        return levels
 
     def _near(self, u: Tensor, side: int) -> Tensor:
         """Whether each position `[n, side]` is in the square around the drawn pixel, which may reach over the border."""
@@ -563,3 +668,13 @@ class RandAugment:
         start = whole(u, side)[:, None] - size // 2
         position = torch.arange(side, device=u.device)
         return (position >= start) & (position < start + size)
+
+    def _grey(self, u: Tensor, side: int) -> Tensor:
+        """Whether each position `[n, side]` is in the pool's square.
+
+        As published, a square that would begin before the image is moved into it, and its last pixel belongs to it.
+        """
+        size = int(self.pool.square * side)
+        start = (u * side - size / 2).clamp_min(0).long()[:, None]
+        position = torch.arange(side, device=u.device)
+        return (position >= start) & (position <= start + size)
