@@ -1,5 +1,6 @@
 """Our optimisers against torch's, for one client and for clients of a stack at different steps."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import torch
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.federation import checkpoint
 from protofed.federation import optimiser as module
 from protofed.federation.optimiser import LocalSettings, Optimiser
+from protofed.federation.site import Site
 from protofed.schedules import cosine_decay
 from support.engines import ENGINES, LOOP, assert_same, finish
 from support.small import SMALL, blobs
@@ -22,7 +25,8 @@ def torchs(local, parameters):
         return torch.optim.SGD(parameters, local.lr, **given)
     if local.optimiser == "adam":
         return torch.optim.Adam(parameters, local.lr, weight_decay=local.weight_decay)
-    return torch.optim.RMSprop(parameters, local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    given = {"momentum": local.momentum, "weight_decay": local.weight_decay, "alpha": local.smoothing}
+    return torch.optim.RMSprop(parameters, local.lr, **given)
 
 
 def start(seed):
@@ -55,6 +59,7 @@ CASES = [
 ]
 # the gradients' norms are about 4: some are clipped by 4, all by 0.5
 CASES += [replace(case, clip=clip) for case in CASES if case.weight_decay for clip in (0.5, 4.0)]
+CASES += [replace(case, smoothing=0.9) for case in CASES if case.optimiser == "rmsprop" and not case.clip]
 CASES += [replace(case, nesterov=True) for case in CASES if case.optimiser == "sgd" and case.momentum]
 
 
@@ -219,3 +224,71 @@ def test_the_settings_reach_the_server_and_tuning():
 def test_what_makes_no_sense_is_said_in_a_line(wrong, said):
     with pytest.raises(ProtofedError, match=said):
         resolve("fedavg", {**SMALL, "data": blobs(), **wrong})
+
+
+# --- one optimiser for all clients ------------------------------------------------------------------------------------
+SHARED = {"shared_optimiser": True, "optimiser": "rmsprop", "momentum": 0.0, "smoothing": 0.9, "lr": 0.01, "epochs": 2}
+
+
+def test_a_shared_optimiser_is_one_torch_optimiser_for_all_clients():
+    """Against one torch optimiser over one module, into which each client's model is loaded."""
+    settings = resolve("fedavg", {**SMALL, "data": blobs(), "batch": 64, "participation": 0.6, **SHARED})
+    _, federation = build(settings)
+    module, data = copy.deepcopy(federation.engine.skeleton.module), federation.data
+    weights = {name: value.clone() for name, value in federation.state.weights.items()}
+    optimiser = torch.optim.RMSprop(module.parameters(), 0.01, alpha=0.9)
+    for record in federation:
+        sums, total = {name: torch.zeros_like(value) for name, value in weights.items()}, 0
+        for client in record.participants:
+            x, y = data.clients[client].labelled.take()
+            module.load_state_dict(weights)
+            for _ in range(2):
+                optimiser.zero_grad()
+                torch.nn.functional.cross_entropy(module(x).logits, y).backward()
+                optimiser.step()
+            total += len(y)
+            for name, value in module.state_dict().items():
+                sums[name] += len(y) * value
+        weights = {name: value / total for name, value in sums.items()}
+        for name, value in federation.state.weights.items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-4, atol=1e-5)
+        holders = [c for c, s in federation.engine.export().items() if s.optimiser]
+        assert holders == [record.participants[-1]]
+
+
+def test_a_shared_optimiser_survives_a_checkpoint(tmp_path):
+    settings = resolve("fedavg", {**SMALL, "data": blobs(), "rounds": 4, **SHARED})
+    whole, _, _ = finish(settings, LOOP)
+    _, first = build(settings)
+    for _ in range(2):
+        first.step()
+    checkpoint.save(first, tmp_path)
+    _, second = build(settings)
+    checkpoint.load(second, tmp_path)
+    for _ in range(2):
+        second.step()
+    assert all(torch.equal(value, whole.weights[name]) for name, value in second.state.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine": "stack"}, "it needs engine=loop with one worker"),
+        ({"engine": "workers", "workers": 2}, "it needs engine=loop with one worker"),
+        ({"model": None, "models": ["mlp?hidden=[7]", "mlp?hidden=[8]"], "dim": 5}, "it needs one architecture"),
+        ({"keep_optimiser": True}, "clients have their own, or share one"),
+    ],
+)
+def test_what_a_shared_optimiser_cannot_be_with(changes, said):
+    keys = {**SMALL, "data": blobs(), **SHARED, **changes}
+    if keys["model"] is None:
+        keys = {key: value for key, value in keys.items() if key not in ("model", "embedding", "hidden")}
+        changes = {**changes, "method": "fedproto"}
+    with pytest.raises(ProtofedError, match=said):
+        build(resolve(changes.get("method", "fedavg"), keys))
+
+
+def test_sites_share_no_optimiser():
+    _, federation = build(resolve("fedavg", {**SMALL, "data": blobs(), **SHARED}))
+    with pytest.raises(ProtofedError, match="sites train at the same time"):
+        Site(federation.engine.inputs, client=0)

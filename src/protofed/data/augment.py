@@ -70,7 +70,7 @@ class AugmentSettings:
     randaugment: Annotated[tuple[int, int], Field(description="operations of a strong view, and magnitude")] = (2, 10)
     """The number of operations, and their magnitude from 0 to `randaugment_scale`."""
     randaugment_scale: Annotated[int, Field(ge=1, description="the magnitude of the largest change")] = 30
-    """Magnitude 10 is a third of the largest change by default; in the published code of SemiFL and (FL)² it is all of it."""
+    """Magnitude 10 is a third of the largest change by default; in SemiFL's and (FL)²'s published code it is all of it."""
     randaugment_pool: Annotated[
         PoolName, Field(description="operations: signed (14, random sign), or semifl (15 with invert and cutout)")
     ] = "signed"

@@ -141,6 +141,8 @@ def _settings(method: str | None, given: Mapping[str, Any], cards: Sequence[Card
     for key in ("models", "model", "partition", "data"):
         if key in given:
             raise ProtofedError(f"{key}: each site has its own; it is given where the site joins")
+    if given.get("shared_optimiser"):
+        raise ProtofedError("shared_optimiser: sites train at the same time, so none can take over another's optimiser")
     models = [card.model for card in cards]
     chosen = {**given, "clients": len(cards), "models": models, "assignment": "round-robin", "data": _no_data(cards)}
     return resolve(method, chosen)

@@ -184,6 +184,8 @@ def make_engine(inputs: EngineInputs, request: EngineSettings) -> tuple[Engine, 
         `engine, settings = make_engine(inputs, EngineSettings(engine="stack"))`
     """
     request.check(len(inputs.models))
+    if inputs.local.shared_optimiser:
+        request = one_after_another(inputs, request)
     settings, engine = choose(inputs, request)
     torch.set_num_threads(settings.threads)
     if settings != request:  # the settings left something open
@@ -192,6 +194,20 @@ def make_engine(inputs: EngineInputs, request: EngineSettings) -> tuple[Engine, 
         engine = with_workers(engine, settings.workers)  # type: ignore[assignment]
     keep_pages()
     return (scale.ScaledEngine(engine) if scale.asked_for() else engine), settings
+
+
+def one_after_another(inputs: EngineInputs, request: EngineSettings) -> EngineSettings:
+    """The engine settings of a run whose clients pass one optimiser state on, which only a loop in one process can do."""
+    reason = ""
+    if request.engine in ("stack", "workers") or request.workers > 1:
+        reason = "it needs engine=loop with one worker"
+    elif len(inputs.models) > 1:
+        reason = "it needs one architecture for all clients"
+    elif scale.asked_for():
+        reason = "it needs one process, not several ranks"
+    if reason:
+        raise ProtofedError(f"shared_optimiser=true: clients are trained one after another; {reason}")
+    return replace(request, engine="loop", workers=1)
 
 
 def choose(inputs: EngineInputs, request: EngineSettings) -> tuple[EngineSettings, PlainEngine | MixedEngine]:

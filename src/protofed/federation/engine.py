@@ -220,7 +220,19 @@ class PlainEngine:
             received = with_memory(self.message(downloads, client), state.memory)
             data = self.data.clients[client]
             destination = client, downloads.round, self.states.__setitem__
-            yield client, train_client(self.task, self.skeleton, state, data, received, *destination)
+            holder = self._optimiser_holder()
+            if holder is not None:
+                state = replace(state, optimiser=self.states[holder].optimiser)
+            outcome = train_client(self.task, self.skeleton, state, data, received, *destination)
+            if holder not in (None, client) and not outcome.failure:
+                self.states[holder] = replace(self.states[holder], optimiser={})
+            yield client, outcome
+
+    def _optimiser_holder(self) -> int | None:
+        """With a shared optimiser, the client that trained last, which has its state; None before the first one."""
+        if not self.task.local.shared_optimiser:
+            return None
+        return next((client for client, state in self.states.items() if state.optimiser), None)
 
     def teach(self, state: Any, round: int) -> Taught:
         """Train the server's model as a client's is trained: with the teacher's loss, on the server's samples, and with
@@ -232,7 +244,7 @@ class PlainEngine:
                 f"{self.task.name} trains at the server: set server_labels, the number of its labelled samples"
             )
         all_classes = torch.ones(self.data.num_classes, dtype=torch.bool, device=samples.x.device)
-        local = replace(self.task.local, epochs=teacher.epochs, keep_optimiser=False)
+        local = replace(self.task.local, epochs=teacher.epochs, keep_optimiser=False, shared_optimiser=False)
         task = replace(self.task, learner=teacher, local=local, held_back=())
         server_data, start = ClientData(samples, samples, all_classes), ClientState(self.start)
         state = on_device(state, self.device)
@@ -285,6 +297,7 @@ class PlainEngine:
     def tuning(self) -> Task:
         """The task of training before an evaluation. It is round 0, so it has random streams of its own."""
         local = replace(self.task.local, epochs=self.method.predict.tuning, keep_optimiser=False)
+        local = replace(local, shared_optimiser=False)
         return replace(self.task, local=local)
 
     # --- states ---------------------------------------------------------------------------------------------------

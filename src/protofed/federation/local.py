@@ -217,7 +217,7 @@ def trained_client(
     check_trainable(task, data, client)
     skeleton.load(learner.begin(state.weights, received))
     params = list(skeleton.params.values())
-    optimiser = Optimiser(local, skeleton.params, state.optimiser if local.keep_optimiser else {}, round)
+    optimiser = Optimiser(local, skeleton.params, state.optimiser if local.exports_optimiser else {}, round)
     network = TrainingNetwork(skeleton, skeleton.params)
     skeleton.module.train()
     names: list[str] = []
@@ -244,7 +244,7 @@ def trained_client(
     weights = skeleton.loaded()
     failure = what_is_not_finite(means, weights)
     trained = None if failure else TrainedClient(skeleton, weights, data, task, client, round)
-    optimiser_state = optimiser.export() if local.keep_optimiser else {}
+    optimiser_state = optimiser.export() if local.exports_optimiser else {}
     return Training(trained, optimiser_state, means, failure, pseudo_labels.counts(task, data, client))
 
 

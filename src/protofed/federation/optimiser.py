@@ -43,8 +43,15 @@ class LocalSettings(RunLength):
         Literal["constant", "cosine"],
         Field(description="constant, or cosine: the learning rate falls to 0 over the rounds"),
     ] = "constant"
+    smoothing: Annotated[
+        float,
+        Field(ge=0, lt=1, description="ρ of RMSprop's mean of squares: 0.99 as torch has it, 0.9 as Keras has it"),
+    ] = 0.99
     clip: Annotated[float, Field(ge=0, description="largest norm of a client's gradient; 0: any")] = 0.0
     keep_optimiser: Annotated[bool, Field(description="keep the optimiser's state between rounds")] = False
+    shared_optimiser: Annotated[
+        bool, Field(description="pass one optimiser state on from client to client, as some published simulations do")
+    ] = False
 
     def __post_init__(self) -> None:
         if self.nesterov and (self.optimiser != "sgd" or not self.momentum):
@@ -52,6 +59,13 @@ class LocalSettings(RunLength):
                 "nesterov=true needs optimiser=sgd and momentum above 0, "
                 f"got optimiser={self.optimiser} and momentum={self.momentum:g}"
             )
+        if self.shared_optimiser and self.keep_optimiser:
+            raise ProtofedError("keep_optimiser=true and shared_optimiser=true: clients have their own, or share one")
+
+    @property
+    def exports_optimiser(self) -> bool:
+        """Whether the optimiser's state outlives a client's training, for this client or for the next one."""
+        return self.keep_optimiser or self.shared_optimiser
 
     def lr_at(self, round: int) -> float:
         """The learning rate of a round. Tuning before an evaluation is round 0 and has the rate of the first round."""
@@ -186,8 +200,8 @@ class Optimiser:
             weight -= size.view(shape) * m / (v.sqrt() / scale.view(shape) + 1e-8)
 
     def _rmsprop(self, p: list[Tensor], g: list[Tensor], squares: list[Tensor], buffer: list[Tensor] | None) -> None:
-        torch._foreach_mul_(squares, 0.99)
-        torch._foreach_addcmul_(squares, g, g, 0.01)
+        torch._foreach_mul_(squares, self.local.smoothing)
+        torch._foreach_addcmul_(squares, g, g, 1 - self.local.smoothing)
         root = torch._foreach_sqrt(squares)
         torch._foreach_add_(root, 1e-8)
         if buffer is None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .. import disk
+from ..errors import ProtofedError
 from ..evaluate import Confusion, Scores, Snapshot
 from ..wire import Bundle, Message, WireError, decode, encode
 from .checkpoint import StoredStates, write_states
@@ -91,6 +92,11 @@ class Site:
     def __init__(
         self, inputs: ArchitectureInputs, client: int, states: MutableMapping[int, ClientState] | None = None
     ) -> None:
+        if inputs.task.local.shared_optimiser:
+            raise ProtofedError(
+                "shared_optimiser=true: sites train at the same time and send no optimiser state, so none can be passed on "
+                "from one to the next; it is for simulations"
+            )
         self.client = client
         self.engine = PlainEngine(inputs, inputs.build())
         if states is not None:

@@ -134,7 +134,7 @@ class Stack:
         layers = skeleton.module.named_modules()
         matrices = {f"{name}.weight" for name, layer in layers if type(layer) is nn.Linear}
         self.params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
-        optimiser_states = [j.state.optimiser if local.keep_optimiser else {} for j in self.jobs]
+        optimiser_states = [j.state.optimiser if local.exports_optimiser else {} for j in self.jobs]
         self.optimiser = Optimiser(local, self.params, optimiser_states, self.round)
         skeleton.module.train()
 
@@ -201,7 +201,7 @@ class Stack:
             weights = {name: value[k] for name, value in stacked.items()}
             failure = what_is_not_finite(terms, {} if finite[k] else weights)
             trained = None if failure else StackedClient(outputs, k, weights, task, job, self.round)
-            optimiser_state = self.optimiser.export(k) if local.keep_optimiser else {}
+            optimiser_state = self.optimiser.export(k) if local.exports_optimiser else {}
             counts = self.pseudo[k].counts(task, job.data, job.client)
             results[self.order[k]] = Training(trained, optimiser_state, terms, failure, counts)
         return [results[k] for k in range(len(self.jobs))]
