@@ -11,6 +11,7 @@ import torch
 import protofed as pf
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.federation.batches import batches
 from protofed.methods.fedrgd import FedRGD
 from protofed.methods.fixmatch import FixMatchFedAvg, FixMatchFedProx
 from protofed.methods.server import Setup
@@ -274,3 +275,13 @@ def test_pseudo_labels_are_recorded():
     measures = result.summary["measures"]
     assert 0 < measures["acceptance"] <= 1 and measures["pseudo_accuracy"] > 0.6
     assert "rejection_auroc" not in measures, "no samples of other classes"
+
+
+@pytest.mark.parametrize("view", ["weak", "none"])
+def test_labelled_samples_are_seen_weakly_or_as_they_are(view):
+    keys = {**SEMI, "data": blobs(per_class=60), "labelled_view": view, "augmentation": "features"}
+    _, federation = build(resolve("fixmatch-fedavg", keys))
+    engine, data = federation.engine, federation.data.clients[0]
+    own = {tuple(row) for row in data.labelled.take()[0].tolist()}
+    seen = [tuple(row) for _, batch in batches(engine.task, engine.skeleton, data, 0, 1) for row in batch.x.tolist()]
+    assert len(seen) == len(own) and (set(seen) == own if view == "none" else not set(seen) & own)

@@ -235,25 +235,29 @@ def test_the_parameters_of_protofssl_table_6() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet9"])
-@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 16, 16), (2, 17, 40)])
-def test_resnet9_by_hand(name: str, shape: tuple[int, ...]) -> None:
-    model = models.build(name, shape, 4, width=0.1)
+@pytest.mark.parametrize(
+    ("shape", "pools"),
+    [(shape, (2, 2, 2)) for shape in ((3, 32, 32), (1, 28, 28), (3, 16, 16), (2, 17, 40))]
+    + [((3, 96, 96), (3, 2, 4)), ((1, 48, 36), (4, 1, 3))],
+)
+def test_resnet9_by_hand(name: str, shape: tuple[int, ...], pools: tuple[int, int, int]) -> None:
+    model = models.build(name, shape, 4, width=0.1, **({"pools": pools} if pools == (4, 1, 3) else {}))
     w = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
     x = torch.randn(2, *shape)
 
     def unit(h: Tensor, i: int) -> Tensor:
         return F.conv2d(h, w[i - 1], padding=1).clamp(min=0)
 
-    low = F.max_pool2d(unit(unit(x, 1), 2), 2)
+    low = F.max_pool2d(unit(unit(x, 1), 2), pools[0])
     h = unit(unit(low, 3), 4) + low
-    h = F.max_pool2d(unit(h, 5), 2)
-    h = F.max_pool2d(unit(h, 6), 2)
+    h = F.max_pool2d(unit(h, 5), pools[1])
+    h = F.max_pool2d(unit(h, 6), pools[2])
     h = unit(unit(h, 7), 8) + h
     z = h.amax((2, 3))
     levels = model(x, levels=True)
     torch.testing.assert_close(levels.embedding, z)
     torch.testing.assert_close(levels.low, F.adaptive_avg_pool1d(low.flatten(1), LOW))
-    if shape == (3, 32, 32):
+    if shape in ((3, 32, 32), (3, 96, 96)):
         assert model.encoder.pool4.kernel_size == (4, 4)
     logits = torch.zeros(2, 4) if name == "resnet8" else z @ model.head.weight.T
     torch.testing.assert_close(levels.logits, logits)

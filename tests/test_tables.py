@@ -442,3 +442,12 @@ def test_committed_comparisons_of_the_first_version_are_readable(name):
             heads.append(100 * stored[f"{r.label}-seed{seed}"]["last_five"]["accuracy_head"])
         expected = f"{statistics.fmean(heads):.2f} ± {statistics.stdev(heads):.2f}"
         assert expected in next(line for line in comparison_markdown(rows).splitlines() if f"| {r.label} |" in line)
+
+
+def test_a_column_of_the_round_that_was_best_on_validation():
+    summary = {"rounds": 3, "last_round": {"accuracy": 0.1}, "last_five": {"accuracy": 0.2}}
+    column = parse_column("best_accuracy")
+    assert column.title == "accuracy, best round on validation" and column.value(summary) is None
+    best = {"round": 2, "validation": 0.9, "accuracy": 0.3}
+    assert column.value({**summary, "best_on_validation": best}) == pytest.approx(30.0)
+    assert parse_column("last_accuracy").value(summary) == pytest.approx(10.0)

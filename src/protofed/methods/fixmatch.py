@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -15,23 +15,25 @@ from .base import MODEL, Method, register
 from .checks import a_share, not_negative
 from .client import Loss, Network, Pseudo
 
-PAIRED = Paired("weak", ("weak", "strong"))
-
 
 @dataclass(frozen=True)
 class FixMatch(Method):
     """CE + λ_u · CE of the strong view with the label that the weak view is sure of."""
 
     exchange: ClassVar[Exchange] = MODEL
-    feed: ClassVar[Feed] = PAIRED
 
     threshold: float = 0.95  # τ: a pseudo-label counts from this probability on
     unlabelled_weight: Weight = 1.0  # λ_u
     mu: Weight = 0.0  # of FedProx's term
+    labelled_view: Literal["weak", "none"] = "weak"  # of labelled samples; none in ProtoFSSL's published baseline
 
     def __post_init__(self) -> None:
         a_share(self, "threshold")
         not_negative(self, "mu", "unlabelled_weight")
+
+    @property
+    def feed(self) -> Feed:
+        return Paired(self.labelled_view, ("weak", "strong"))
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         mu = weight_at(self.mu, round)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
@@ -54,14 +55,19 @@ class ResNet9:
     """ResNet9 of ProtoFSSL's baselines: eight convolutions and a linear head, all without bias.
 
     The last max pool is over the whole image. `width` multiplies every number of channels, the embedding's 512 too.
+    `pools` are the sides of the three poolings before it. By default they are 2, 2, 2, as in the paper's table, and for
+    images of 96 pixels 3, 2, 4, as in its code for STL-10, so that a map of 4 × 4 is left in both.
     """
 
     name: ClassVar[str]
     width: float = 1.0
     norm: Norm = "none"
+    pools: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_width(self.name, self.width)
+        if self.pools and (len(self.pools) != 3 or min(self.pools) < 1):
+            raise ValueError(f"pools must be three numbers from 1 on, or none, got {list(self.pools)}")
         check_norm(self.name, self.norm)
 
     def head(self, dim: int, num_classes: int) -> nn.Module:
@@ -70,18 +76,19 @@ class ResNet9:
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         """Build the network, with random initial weights, for samples of one shape."""
-        channels, *sides = image_shape(self.name, sample_shape, smallest=16)
+        channels, *sides = image_shape(self.name, sample_shape, smallest=max(16, math.prod(self.pools)))
+        first, second, third = self.pools or ((3, 2, 4) if sides == [96, 96] else (2, 2, 2))
         a, b, c, d = (scaled(n, self.width) for n in (64, 128, 256, 512))
-        height, width = (side // 8 for side in sides)  # after three poolings, 4 pixels of 32
+        height, width = (side // first // second // third for side in sides)  # 4 pixels of 32
         layers: list[tuple[str, nn.Module]] = [
             ("conv1", Unit(channels, a, self.norm)),
             ("conv2", Unit(a, b, self.norm)),
-            ("pool1", nn.MaxPool2d(2)),
+            ("pool1", nn.MaxPool2d(first)),
             ("skip1", Skip(Unit(b, b, self.norm), Unit(b, b, self.norm))),
             ("conv5", Unit(b, c, self.norm)),
-            ("pool2", nn.MaxPool2d(2)),
+            ("pool2", nn.MaxPool2d(second)),
             ("conv6", Unit(c, d, self.norm)),
-            ("pool3", nn.MaxPool2d(2)),
+            ("pool3", nn.MaxPool2d(third)),
             ("skip2", Skip(Unit(d, d, self.norm), Unit(d, d, self.norm))),
             ("pool4", nn.MaxPool2d((height, width))),
             ("flat", nn.Flatten()),

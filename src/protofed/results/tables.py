@@ -112,6 +112,7 @@ COSTS = {
 MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
 OWN = "accuracy"  # by the prediction of the method's paper: by head or by prototype
 LAST_ROUND = "last_"  # prefix of a column's name: the number of the last round in place of the mean of the last five
+BEST_ROUND = "best_"  # the same for the round that was best on validation
 SILHOUETTE = "silhouette"  # of the embedding space, from −1 to 1
 NAME = re.compile(rf"({'|'.join(MEASURES)})_({'|'.join(PREDICTIONS)})(@[^@]+)?")
 
@@ -131,6 +132,8 @@ def measured(summary: Mapping[str, Any], key: str) -> float | None:
         value = sum(summary[key].values()) / summary["rounds"]
     elif key.startswith(LAST_ROUND):
         value = summary["last_round"].get(key.removeprefix(LAST_ROUND))
+    elif key.startswith(BEST_ROUND):
+        value = summary.get("best_on_validation", {}).get(key.removeprefix(BEST_ROUND))
     else:
         value = summary["seconds"] if key == "seconds" else summary[FIGURE].get(key)
     return value
@@ -140,8 +143,8 @@ def parse_column(name: str) -> Column:
     """Read the name of a column.
 
     Args:
-        name: `weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, `last_accuracy_head` and so on; `head` and
-            `prototype` are short for the accuracies.
+        name: `weighted_prototype`, `accuracy_head@cnn`, `bytes_up`, `last_accuracy_head`, `best_accuracy_head` and so
+            on; `head` and `prototype` are short for the accuracies.
 
     Returns:
         The column. An unknown name is an error that lists the columns.
@@ -154,6 +157,9 @@ def parse_column(name: str) -> Column:
     if name.startswith(LAST_ROUND):
         column = parse_column(name.removeprefix(LAST_ROUND))
         return replace(column, key=LAST_ROUND + column.key, title=f"{column.title}, last round")
+    if name.startswith(BEST_ROUND):
+        column = parse_column(name.removeprefix(BEST_ROUND))
+        return replace(column, key=BEST_ROUND + column.key, title=f"{column.title}, best round on validation")
     if name == OWN:
         return Column(OWN, OWN, 100, better="higher")
     if name == SILHOUETTE:
