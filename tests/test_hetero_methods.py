@@ -135,8 +135,9 @@ def naive_fedpagr(method, data, present, rounds, lr, start, first):
         sent = {}
         for k in present[t]:
             model, (x, y) = models[k], data[k]
-            model["head.weight"] = torch.stack([protos[c] / protos[c].norm() for c in range(C)])
-            model["head.bias"] = torch.zeros(C)
+            if method.anchor:
+                model["head.weight"] = torch.stack([protos[c] / protos[c].norm() for c in range(C)])
+                model["head.bias"] = torch.zeros(C)
             leaves = {n: w.clone().requires_grad_() for n, w in model.items()}
             loss = torch.zeros(())
             for i in range(len(y)):
@@ -149,6 +150,8 @@ def naive_fedpagr(method, data, present, rounds, lr, start, first):
                 loss = loss - log_p[y[i]] - method.entropy * log_p.sum() / C
             (loss / len(y)).backward()
             models[k] = {n: (w - lr * w.grad).detach() for n, w in leaves.items()}
+            if not method.train_classifier:
+                models[k] |= {n: w for n, w in model.items() if n.startswith("head.")}
             z = torch.tanh(x @ models[k]["body"])
             z = z / z.norm(dim=1, keepdim=True)
             for c in y.unique().tolist():
@@ -177,9 +180,10 @@ def naive_fedpagr(method, data, present, rounds, lr, start, first):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_fedpagr_rounds_equal_a_naive_federation(clients):
+@pytest.mark.parametrize("switches", [{}, {"anchor": False}, {"train_classifier": False}])
+def test_fedpagr_rounds_equal_a_naive_federation(clients, switches):
     """Two rounds; with three clients one sits out each time, and no client holds class 3."""
-    method, about, lr = FedPAGR(), setup(), 0.3
+    method, about, lr = FedPAGR(**switches), setup(), 0.3
     data = [samples(0, [0, 1, 2]), samples(1, [1, 2]), samples(2, [0, 2], n=4)][:clients]
     present = [[0], [0]] if clients == 1 else [[0, 1], [1, 2]]
     state = method.start(about)
@@ -192,7 +196,8 @@ def test_fedpagr_rounds_equal_a_naive_federation(clients):
             begin = {n: w.clone().requires_grad_() for n, w in method.begin(models[k], has).items()}
             terms = method.terms(Net(begin, sphere=True), Batch(x, y, torch.ones(len(y))), has, t + 1)
             assert set(terms) == {"ce", "global", "entropy"}
-            gradients = torch.autograd.grad(sum(terms.values()), list(begin.values()))
+            total = sum(terms.values())
+            gradients = torch.autograd.grad(total, list(begin.values()), allow_unused=True, materialize_grads=True)
             models[k] = {n: (w - lr * g).detach() for (n, w), g in zip(begin.items(), gradients, strict=True)}
             content = method.returned(Trained(Net(models[k], sphere=True), x, y), has, t + 1)
             uploads.append(Upload(k, len(y), content))
@@ -221,6 +226,16 @@ def test_fedpagr_anchors_the_classifier():
     assert bool(begin["head.bias"].any())  # its input is left alone
     bare = {n: w for n, w in begin.items() if n != "head.bias"}
     assert "head.bias" not in FedPAGR().begin(bare, received(Bundle(bank=prototypes)))
+
+
+def test_fedpagr_with_neither_anchors_nor_alignment_is_local_training():
+    keys = {**SMALL, "data": blobs(), "projection": "consensus", "projection_dropout": 0.0}
+    pagr = finish(resolve("fedpagr", {**keys, "temperature": 0, "anchor": False}), LOOP)[1]
+    anchored = finish(resolve("fedpagr", {**keys, "temperature": 0}), LOOP)[1]
+    local = finish(resolve("local", keys), LOOP)[1]
+    for client, (weights_of_client, *_) in local.items():
+        assert all(torch.equal(value, pagr[client][0][name]) for name, value in weights_of_client.items())
+    assert not torch.equal(local[0][0]["head.weight"], anchored[0][0]["head.weight"])
 
 
 @pytest.mark.parametrize(("head", "came"), [(None, "got none"), (torch.zeros(C, D + 1), r"got \[4, 6\]")])
@@ -813,6 +828,7 @@ def no_dropout(monkeypatch):
 SETTINGS = [
     ("fedpagr", {}),
     ("fedpagr", {"temperature": 0.0}),
+    ("fedpagr", {"train_classifier": False, "anchor": False}),
     ("fedtgp", {"server_epochs": 3}),
     ("fedproc", {"rounds_to_ce": 4}),
     ("fedproc", {"rounds_to_ce": 4, "average_weights": False}),

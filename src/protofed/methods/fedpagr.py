@@ -34,6 +34,8 @@ class FedPAGR(Method):
     refine_lr: float = 0.01
     temperature: float = 0.1  # β; 0 switches both alignment terms off
     entropy: Weight = 0.1  # λ_E of Eq. 7
+    anchor: bool = True  # the classifier's rows become the prototypes at the start of each round
+    train_classifier: bool = True  # off: Algorithm 1, line 14 to the letter, which updates encoder and projection head
     reduce: Reduce = Mean("directions")  # Eq. 3
 
     def __post_init__(self) -> None:
@@ -63,6 +65,8 @@ class FedPAGR(Method):
 
     def begin(self, weights: Weights, received: Received) -> Weights:
         """Anchoring: the classifier's rows become the prototypes, its biases 0."""
+        if not self.anchor:
+            return weights
         anchors = unit(bank_of(received).means)
         head = weights.get("head.weight")
         if head is None or head.shape != anchors.shape:
@@ -77,7 +81,8 @@ class FedPAGR(Method):
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:  # Eq. 7
         align = (Contrast(temperature=self.temperature), Spread(self.entropy, self.temperature))
         parts = (CE(), *align) if self.temperature > 0 else (CE(),)
-        return terms_of(parts, net, net(batch.x), batch, received, round)
+        output = net(batch.x) if self.train_classifier else net(batch.x, without_gradient(net.params, "head."))
+        return terms_of(parts, net, output, batch, received, round)
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         return Bundle(bank=trained.bank().normalised())  # Eq. 2
@@ -90,3 +95,8 @@ class FedPAGR(Method):
         agreement = PrototypeBank.stack([reduced.sums[""]])  # all that Eq. 5 needs of the clients
         refined = aggregate.refine(agreement, start, steps, self.refine_lr, margin, self.separation)  # Eq. 4–6
         return replace(state, bank=refined)
+
+
+def without_gradient(params: Weights, prefix: str) -> Weights:
+    """The parameters, of which those whose names begin with the prefix have no gradient."""
+    return {name: value.detach() if name.startswith(prefix) else value for name, value in params.items()}

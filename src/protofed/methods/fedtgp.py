@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot
 
 from .. import aggregate, seeds
 from ..bank import TINY, PrototypeBank
-from ..parts import CE, Align, Batch, Received, Reduced, terms_of
+from ..parts import CE, Align, Batch, Nearest, Predict, Received, Reduced, terms_of
 from ..schedules import Weight
 from ..wire import Exchange
 from .base import PROTOTYPES, Method, register
@@ -35,6 +35,7 @@ class FedTGP(Method):
     """CE + λ·alignment with prototypes the server trains by a margin contrast."""
 
     exchange: ClassVar[Exchange] = PROTOTYPES
+    predict: ClassVar[Predict] = Nearest()
 
     weight: Weight = 10.0  # λ; the unit of distance is the mean squared difference over dimensions
     server_lr: float = 0.01
