@@ -53,6 +53,10 @@ class FedSAP(Method):
     margin_quantile: float = 0.25  # M of Eq. 11: this quantile of the labelled samples' margins
     distance_quantile: float = 0.9  # D_max of Eq. 11: this quantile of their distances to their class
     pseudo_labels: Literal["all", "own"] = "all"  # c of Eq. 10: the whole bank, or the client's labelled classes
+    returned_classes: Literal["own", "all"] = (
+        "own"  # of Eq. 14: those with labels (𝒬_c of Eq. 2), or pseudo-labelled too
+    )
+    normalise: bool = True  # whether prototypes of Eq. 14 have length 1, as printed
     reduce: Reduce = Mean("holders")  # Eq. 2
 
     def __post_init__(self) -> None:
@@ -108,8 +112,10 @@ class FedSAP(Method):
         z = torch.cat([output.embedding, trained.unlabelled("strong").embedding])
         weight = torch.cat([batch.weight, self.mix * accepted])
         y = torch.cat([batch.y, guess.label])
-        bank = PrototypeBank.from_embeddings(z, y, bank_of(received).num_classes, weight)
-        return Bundle(bank=bank.normalised())  # Eq. 14
+        bank = PrototypeBank.from_embeddings(z, y, bank_of(received).num_classes, weight)  # Eq. 14
+        if self.returned_classes == "own":
+            bank = bank.restricted(trained.bank().known)
+        return Bundle(bank=bank.normalised() if self.normalise else bank)
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
         """The thresholds M and D_max of Eq. 11 and the client's classes, from its labels after the supervised phase."""
