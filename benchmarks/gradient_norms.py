@@ -1,4 +1,4 @@
-"""How large the gradient of each loss term is, round by round: `python benchmarks/gradient_norms.py OUT.json METHOD... key=value...`.
+"""How large the gradient of each loss term is: `python benchmarks/gradient_norms.py OUT.json METHOD... key=value...`.
 
 FedSAP's Eq. 6 says that the alignment term's gradient grows with the distance between embeddings and prototypes, and its
 Fig. 2 that with a static weight it dominates cross-entropy in early rounds. After the broadcast of each round, before the

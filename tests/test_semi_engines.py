@@ -51,6 +51,26 @@ def test_unlabelled_samples_on_every_engine_equal_the_plain_loop(method, engine)
         assert a.measures == pytest.approx(b.measures, abs=0.02), a.round
 
 
+SERVER = {"keep_server_optimiser": True, "server_batch": 3, "momentum": 0.9}
+
+
+@pytest.mark.parametrize("engine", slow_but("stack", ENGINES))
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fl2", {"thresholds": "round", **SERVER}),
+        ("semifl", {"threshold": 0.4, **SERVER}),
+        ("fedarpl", {"labelled_each": "round", "threshold_view": "weak", **SERVER}),
+        ("fixmatch-fedavg", {"labelled_view": "none"}),
+        ("fedsap", {"returned_classes": "all", "normalise": False}),
+    ],
+)
+def test_settings_of_the_published_code_on_every_engine_equal_the_plain_loop(method, options, engine):
+    one, other = assert_same(settings_of(method, shot_spread=3.0, **options), ENGINES[engine])
+    for a, b in zip(one, other, strict=True):
+        assert a.measures == pytest.approx(b.measures, abs=0.02), a.round
+
+
 @pytest.mark.parametrize("method", slow_but(("fedsap", "protofssl"), SEMI))
 def test_no_method_reads_a_held_back_label(method):
     """With every held-back label replaced, all that is trained, sent and predicted stays the same to the bit."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from protofed import losses, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+from protofed.federation.batches import batches, prepared_of
+from protofed.methods import at_server
 from protofed.methods.fedmatch import FedMatch, FedMatchServer, fixed_input
 from protofed.methods.fl2 import FL2, thresholds
 from protofed.methods.pfedknow import PFedKnow, masked, pruned
@@ -273,6 +277,135 @@ def test_semifl_a_federation_in_which_all_sit_out_keeps_the_servers_model():
     assert record.measures["active"] == 0 and record.terms["fix"] == record.terms["mix"] == 0
     assert not federation.state.velocity
     assert record.up["weights"] == record.down["weights"] > 0
+
+
+# --- what is prepared once a round ------------------------------------------------------------------------------------
+def prepared_batches(name, **more):
+    """A client's steps of a round, with its data and the model that it was sent."""
+    _, federation = build(settings_of(name, **more).with_engine(LOOP))
+    engine, data = federation.engine, federation.data.clients[1]
+    received = Received(weights=weights_like(engine.start, 5))
+    prepared = prepared_of(engine.task, engine.skeleton, data, received, 1, 2)
+    return list(batches(engine.task, engine.skeleton, data, 1, 2, prepared)), data, engine, received
+
+
+def weights_like(start, seed):
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(value.shape, generator=g) for name, value in start.items()}
+
+
+@pytest.mark.parametrize("name", ["semifl", "fl2"])
+def test_labels_made_once_a_round_are_those_of_the_received_model(name):
+    steps, data, engine, received = prepared_batches(name)
+    net = TrainingNetwork(engine.skeleton, engine.skeleton.params)
+    seen = 0
+    for step, batch in steps:
+        now = net.frozen(batch.unlabelled, received.weights).logits.softmax(-1)
+        torch.testing.assert_close(batch.prepared["p"], now)
+        assert torch.equal(batch.unlabelled, data.unlabelled.take(step.unlabelled))
+        seen += len(now)
+        made = engine.method.terms(net, batch, received, 2)
+        again = engine.method.terms(net, batch._replace(prepared=None), received, 2)
+        for term, value in made.terms.items():
+            torch.testing.assert_close(value, again.terms[term])
+    assert seen == 2 * len(data.unlabelled), "two epochs"
+
+
+def test_fl2_thresholds_of_a_round_equal_a_loop_over_all_samples():
+    steps, data, engine, received = prepared_batches("fl2", thresholds="round")
+    net = TrainingNetwork(engine.skeleton, engine.skeleton.params)
+    p = net.frozen(data.unlabelled.take(), received.weights).logits.softmax(-1).tolist()
+    tau = sum(max(row) for row in p) / len(p)
+    mean = [sum(row[c] for row in p) / len(p) for c in range(C)]
+    accepted, differs = 0, 0
+    for step, batch in steps:
+        made = engine.method.terms(net, batch, received, 2).pseudo
+        by_batch = replace(engine.method, thresholds="batch")
+        of_batch = by_batch.terms(net, batch._replace(prepared={"p": batch.prepared["p"]}), received, 2).pseudo
+        for k, row in enumerate(step.unlabelled.tolist()):
+            label = p[row].index(max(p[row]))
+            assert float(made.accepted[k]) == (max(p[row]) >= tau * mean[label] / max(mean))
+        accepted += int(made.accepted.sum())
+        differs += int((made.accepted != of_batch.accepted).sum())
+    assert accepted and differs
+
+
+@pytest.mark.parametrize("each", ["step", "round"])
+def test_fedarpl_labels_a_sample_once_a_step_or_once_a_round(each):
+    keys = {**AT_SERVER, "data": blobs(per_class=60), "labelled_each": each, "augmentation": "features"}
+    _, federation = build(resolve("fedarpl", keys).with_engine(LOOP))
+    engine, data = federation.engine, federation.data.clients[1]
+    received = Received(weights=weights_like(engine.start, 5), scalars={"threshold": 0.3, "phase": 1})
+    prepared = prepared_of(engine.task, engine.skeleton, data, received, 1, 2)
+    net = TrainingNetwork(engine.skeleton, engine.skeleton.params)
+    scores = {}
+    for step, batch in batches(engine.task, engine.skeleton, data, 1, 2, prepared):
+        pseudo = engine.method.terms(net, batch, received, 2).pseudo
+        for row, score in zip(step.unlabelled.tolist(), pseudo.score.tolist(), strict=True):
+            scores.setdefault(row, set()).add(round(score, 5))
+    assert len(scores) == len(data.unlabelled)
+    assert all(len(s) == 1 for s in scores.values()) == (each == "round")
+    raw = net.frozen(data.unlabelled.take(), received.weights).logits.softmax(-1).amax(-1).tolist()
+    assert any(abs(raw[row] - min(s)) > 1e-4 for row, s in scores.items()), "of a weak view, not of the sample itself"
+
+
+# --- how the server trains --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", ["server-only", "semifl", "fedarpl"])
+def test_the_servers_optimiser_is_torchs_new_or_kept(name, keep):
+    """Full batches, so that the order of samples does not matter; clients that change nothing (τ = 1)."""
+    keys = {**AT_SERVER, "data": blobs(per_class=60), "augmentation": "none", "epochs_at_server": 2, "rounds": 2}
+    keys |= {"keep_server_optimiser": keep, "server_batch": 64, "momentum": 0.9, "lr": 0.05}
+    keys |= {} if name == "server-only" else {"threshold": 1.0, "server_momentum": 0.0}
+    _, federation = build(resolve(name, keys).with_engine(LOOP))
+    network, (x, y) = copy.deepcopy(federation.engine.skeleton.module), federation.data.server.take()
+    optimiser = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
+    list(federation)
+    for _ in range(3):  # before the first round, and after each of two
+        if not keep:
+            optimiser = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
+        for _ in range(2):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(network(x).logits, y).backward()
+            optimiser.step()
+    for parameter, value in network.named_parameters():
+        torch.testing.assert_close(federation.state.weights[parameter], value.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [0, 4, 7])
+def test_the_servers_batch(batch):
+    _, federation = build(
+        settings_of("semifl", server_batch=batch, epochs_at_server=1, augmentation="none").with_engine(LOOP)
+    )
+    sizes = []
+    terms = federation.method.teacher.terms
+    with mock.patch.object(
+        at_server, "cross_entropy", lambda net, b, *rest: sizes.append(len(b.x)) or terms(net, b, *rest)
+    ):
+        federation.engine.teach(federation.state, 0)
+    assert sum(sizes) == 16 and max(sizes) == {0: 5, 4: 4, 7: 7}[batch] + (batch == 0)
+
+
+@pytest.mark.parametrize("whose", ["server", "all"])
+def test_static_statistics_of_the_server_or_of_all(whose):
+    keys = {k: v for k, v in AT_SERVER.items() if k not in ("hidden", "embedding", "model")}
+    keys |= {"model": "cnn", "channels": [2, 3], "embedding": 6, "norm": "static", "server_statistics": whose}
+    _, federation = build(resolve("semifl", {**keys, "data": images(per_class=40), "rounds": 1}).with_engine(LOOP))
+    federation.step()
+    data, network = federation.data, federation.engine.skeleton.module
+    parts = [data.server.take()[0]] + [c.unlabelled.take() for c in data.clients if whose == "all"]
+    first = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
+    name = next(n for n in federation.state.weights if n.endswith("running_mean")).removesuffix(".running_mean")
+    weights = {n.removeprefix("x."): v for n, v in federation.state.weights.items()}
+    conv = next(n for n, m in network.named_modules() if m is first)
+    out = nn.functional.conv2d(
+        torch.cat(parts), weights[f"{conv}.weight"], weights.get(f"{conv}.bias"), first.stride, first.padding
+    )
+    torch.testing.assert_close(weights[f"{name}.running_mean"], out.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    assert len(torch.cat(parts)) < 250, "one pass over the data"
+    torch.testing.assert_close(
+        weights[f"{name}.running_var"], out.transpose(0, 1).flatten(1).var(1), rtol=1e-4, atol=1e-5
+    )
 
 
 # --- (FL)² ----------------------------------------------------------------------------------------------------------

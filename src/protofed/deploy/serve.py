@@ -74,6 +74,11 @@ def serve(
             )
         labels = data.y_train
         roster = replace(roster, server=Samples(data.x_train, labels, labels.new_tensor(range(len(labels)))))
+    teacher = settings.method.teacher
+    if teacher is not None and teacher.statistics == "all":
+        raise ProtofedError(
+            "server_statistics=all: the server has no samples of the sites; use server_statistics=server"
+        )
     settings, inputs, names = engine_inputs(settings, roster)
 
     def begin(client: int) -> bytes:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..data.augment import Augmentation, draw
-from ..data.types import ClientData, Samples
+from ..data.types import ClientData, FederatedData, Samples
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Loss, Network, Terms, Trained, Weights
 from ..models.skeleton import Skeleton
@@ -102,13 +102,28 @@ def draws(task: Task, step: Step, stream: torch.Generator) -> dict[str, Tensor]:
     return draws_by_name
 
 
+def prepared_of(
+    task: Task, skeleton: Skeleton, data: ClientData, received: Any, client: int, round: int
+) -> Mapping[str, Tensor]:
+    """What the feed prepares of a client's unlabelled samples once a round, by the received model; empty where nothing."""
+    feed = task.learner.feed
+    if feed.prepare is None or not len(data.unlabelled or ()):
+        return {}
+    logits = skeleton.outputs(viewed_pool(task, data, feed.prepared_view, client, round), received.weights).logits
+    return feed.prepare(logits.softmax(-1))
+
+
 def viewed_pool(task: Task, data: ClientData, view: View, client: int, round: int) -> Tensor:
     """A view of all of a client's unlabelled samples."""
     assert data.unlabelled is not None
-    x = data.unlabelled.take()
+    return viewed(task, data.unlabelled.take(), view, f"{view} pool", client, round)
+
+
+def viewed(task: Task, x: Tensor, view: View, purpose: str, client: int, round: int) -> Tensor:
+    """A view of many samples of a client, with random draws of their own stream."""
     if view == "none" or task.augmentation is None:
         return x
-    stream = seeds.torch_stream(task.seed, f"{view} pool", client, round)
+    stream = seeds.torch_stream(task.seed, purpose, client, round)
     return view_of(task.augmentation, view, x, draw(getattr(task.augmentation, view), len(x), stream).to(x.device))
 
 
@@ -121,7 +136,28 @@ def all_samples(data: ClientData) -> Iterator[Tensor]:
             yield part.take(rows)[0] if isinstance(part, Samples) else part.take(rows)
 
 
-def batches(task: Task, skeleton: Skeleton, data: ClientData, client: int, round: int) -> Iterator[tuple[Step, Batch]]:
+def every_sample(data: FederatedData) -> Iterator[Tensor]:
+    """All samples of the server and of all clients, in pieces of about the same size, for static batch norm's statistics."""
+    parts = [part for client in data.clients for part in (client.labelled, client.unlabelled)]
+    rows: dict[int, tuple[Tensor, list[Tensor]]] = {}  # by tensor
+    for part in (data.server, *parts):
+        if part is not None and len(part):
+            rows.setdefault(id(part.x), (part.x, []))[1].append(part.index)
+    for x, indices in rows.values():
+        index = torch.cat(indices)
+        if len(index) > 1:
+            for piece in index.tensor_split(-(-len(index) // STATISTICS_BATCH)):
+                yield x[piece]
+
+
+def batches(
+    task: Task,
+    skeleton: Skeleton,
+    data: ClientData,
+    client: int,
+    round: int,
+    prepared: Mapping[str, Tensor] | None = None,
+) -> Iterator[tuple[Step, Batch]]:
     """Each step with its batch. Samples are fetched and augmented for many steps at once."""
     steps = planned_steps(task, data, client, round)
     stream = seeds.torch_stream(task.seed, "views", client, round)
@@ -134,11 +170,15 @@ def batches(task: Task, skeleton: Skeleton, data: ClientData, client: int, round
             task.augmentation, task.learner.feed.labelled_view, x, _concatenated(step_draws, "labelled", device)
         )
         columns = zip(skeleton.arranged(x).split(sizes), y.split(sizes), strict=True)
-        pools = _pool_batches(task, skeleton, data.unlabelled, group, step_draws)
+        pools: list[dict[str, Any]] = _pool_batches(task, skeleton, data.unlabelled, group, step_draws)
         weights = torch.ones(len(y), device=device).split(sizes)
         for step, (samples, labels), weight, pool in zip(group, columns, weights, pools, strict=True):
             support = None if step.support is None else step.support.to(device, torch.float32)
-            yield step, Batch(samples, labels, weight, support, **pool)
+            batch = Batch(samples, labels, weight, support, **pool)
+            if prepared and step.unlabelled is not None:
+                rows = step.unlabelled.to(device)
+                batch = batch._replace(prepared={name: value[rows] for name, value in prepared.items()})
+            yield step, batch
 
 
 def _pool_batches(

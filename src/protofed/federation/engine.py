@@ -17,12 +17,13 @@ from ..data.types import ClientData, FederatedData, Samples
 from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..methods.base import Method
+from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
 from ..models.skeleton import Skeleton
 from ..wire import Bundle, Message
 from . import judge
-from .batches import Task
+from .batches import Task, every_sample
 from .judge import Evaluation, SampleSet, samples_of
 from .local import ClientState, MemoryStates, Outcome, train_client, trained_client, with_memory
 
@@ -244,14 +245,21 @@ class PlainEngine:
                 f"{self.task.name} trains at the server: set server_labels, the number of its labelled samples"
             )
         all_classes = torch.ones(self.data.num_classes, dtype=torch.bool, device=samples.x.device)
-        local = replace(self.task.local, epochs=teacher.epochs, keep_optimiser=False, shared_optimiser=False)
+        local, keeps = self.task.local, teacher.keeps_optimiser
+        local = replace(local, shared_optimiser=False, keep_optimiser=keeps)
+        local = replace(local, epochs=teacher.epochs, batch=teacher.batch or local.batch)
         task = replace(self.task, learner=teacher, local=local, held_back=())
-        server_data, start = ClientData(samples, samples, all_classes), ClientState(self.start)
+        kept = on_device(dict(state.optimiser), self.device) if keeps else {}
+        server_data, start = ClientData(samples, samples, all_classes), ClientState(self.start, kept)
         state = on_device(state, self.device)
         training = trained_client(task, self.skeleton, start, server_data, state, SERVER, round)
         if training.trained is None:
             return Taught(None, training.terms, training.failure)
+        if teacher.statistics == "all" and norm.collects(self.skeleton.module):
+            self.skeleton.collect(every_sample(self.data))
         new_state = teacher.returned(training.trained, state, round)
+        if keeps:
+            new_state = replace(new_state, optimiser=training.optimiser)
         return Taught(on_device(new_state, "cpu", copied=True), training.terms, "")
 
     # --- evaluation -----------------------------------------------------------------------------------------------
@@ -296,8 +304,8 @@ class PlainEngine:
     @property
     def tuning(self) -> Task:
         """The task of training before an evaluation. It is round 0, so it has random streams of its own."""
-        local = replace(self.task.local, epochs=self.method.predict.tuning, keep_optimiser=False)
-        local = replace(local, shared_optimiser=False)
+        local = replace(self.task.local, keep_optimiser=False, shared_optimiser=False)
+        local = replace(local, epochs=self.method.predict.tuning)
         return replace(self.task, local=local)
 
     # --- states ---------------------------------------------------------------------------------------------------

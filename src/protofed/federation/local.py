@@ -30,7 +30,7 @@ from ..parts import Batch, Feed, Received, Step, View
 from ..parts.filters import left
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
-from .batches import Task, all_samples, batches, client_size, viewed_pool
+from .batches import Task, all_samples, batches, client_size, prepared_of, viewed, viewed_pool
 from .optimiser import Optimiser
 
 
@@ -157,6 +157,11 @@ class TrainedClient:
         """Embeddings and logits of a view of the unlabelled samples, by the client's model or by other weights."""
         return self.skeleton.outputs(viewed_pool(self.task, self.data, view, self.client, self.round), weights)
 
+    def labelled(self, view: View) -> Output:
+        """Embeddings and logits of a view of the labelled samples."""
+        x = viewed(self.task, self.data.labelled.take()[0], view, f"{view} labelled", self.client, self.round)
+        return self.skeleton.outputs(x)
+
     def outputs(self) -> tuple[Output, Batch]:
         """Embeddings and logits of the labelled samples, and these as one batch."""
         return self._outputs
@@ -219,13 +224,14 @@ def trained_client(
     params = list(skeleton.params.values())
     optimiser = Optimiser(local, skeleton.params, state.optimiser if local.exports_optimiser else {}, round)
     network = TrainingNetwork(skeleton, skeleton.params)
+    prepared = prepared_of(task, skeleton, data, received, client, round)
     skeleton.module.train()
     names: list[str] = []
     values, sizes = [], []
     pseudo_labels = PseudoLabels()
     with torch.random.fork_rng(devices=[]):
         seeds.start_default_stream(data.labelled.x.device, task.seed, "dropout", client, round)
-        for step, batch in batches(task, skeleton, data, client, round):
+        for step, batch in batches(task, skeleton, data, client, round, prepared):
             with one_sample_is_too_few(client):
                 terms, pseudo = task.loss(network, batch, received, round)
             names = list(terms)

@@ -81,6 +81,10 @@ class Trained(Protocol):
         """Embeddings and logits of the labelled set, and the set itself."""
         ...
 
+    def labelled(self, view: View) -> Output:
+        """Embeddings and logits of a view of the labelled set."""
+        ...
+
     def low_bank(self) -> PrototypeBank:
         """Class means of the low-level features of the labelled set."""
         ...

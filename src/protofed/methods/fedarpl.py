@@ -6,50 +6,30 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from .. import aggregate, losses
 from ..bank import PrototypeBank
 from ..geometry import feature_space_separation
-from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, bank_of
+from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, bank_of
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, bank, number, weights
-from .base import Method, register
+from .at_server import VIEWS, TrainsAtServer, judged, probabilities
+from .base import register
 from .checks import a_share, at_least_one, not_negative
 from .client import Loss, Network, Pseudo, Terms, Trained
-from .phases import Transition
-from .semifl import MovingModel
-from .server import Measures, Setup, Teacher, state
+from .phases import Phases, Transition
+from .server import Measures, Setup, Teacher
 
 log = logging.getLogger("protofed")
 
 
-@state
-class Phases(MovingModel):
-    """The global model and prototypes, which phase the federation is in, and what decides on the next one."""
-
-    prototypes: PrototypeBank  # P_g
-    phase: int = 1
-    threshold: float = 1.0  # τ; until the server has trained nothing is sure enough: no probability is above 1
-    history: Tensor = field(default_factory=lambda: torch.zeros(0))  # the last scores that the next phase waits for
-    fss: float | None = None
-    gcplca: float | None = None
-    began: int | None = None  # the first round of phase 3
-    own: PrototypeBank | None = None  # P_s, the server's own, in phase 3
-
-    @property
-    def bank(self) -> PrototypeBank | None:
-        """The prototypes are sent from phase 2 on."""
-        return self.prototypes if self.phase > 1 else None
-
-
 @register("fedarpl", paper="Fed-ARPL, under review, 2026")
 @dataclass(frozen=True)
-class FedARPL(Method):
+class FedARPL(TrainsAtServer):
     """Adaptive threshold, then the server's prototypes as teacher, then the clients' as feedback."""
 
     exchange: ClassVar[Exchange] = Exchange(
@@ -57,11 +37,11 @@ class FedARPL(Method):
         up=(weights(), bank(optional=True), number("confidence")),
         keeps_model=False,
     )
-    feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"))
 
-    epochs_at_server: int = 5  # E at the server; at the clients it is `epochs`
     server_momentum: float = 0.5
     threshold: Literal["adaptive"] | float = "adaptive"  # τ: Eq. 2, or a fixed one
+    threshold_view: Literal["none", "weak"] = "none"  # the view of the server's samples that Eq. 2 is measured on
+    labelled_each: Literal["step", "round"] = "step"  # how often a weak view is drawn to make a sample's pseudo-label
     consistency: bool = True  # off: the loss on pseudo-labels takes the weak view that they were made from
     phases: Literal[1, 2, 3] = 3  # the highest phase that may begin
     client_weight: Weight = 1.0  # λ_plc of Eq. 4; 10 for CIFAR-100
@@ -82,13 +62,19 @@ class FedARPL(Method):
     reduce: Reduce = Mean("size")  # Eq. 6 and 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         a_share(self, "server_momentum", "stricter", "teacher_share", "teacher_decay", "prototype_momentum")
         if self.threshold != "adaptive":
             a_share(self, "threshold")
         not_negative(self, "client_weight", "server_weight", "fss_deviation", "gcplca_deviation", "rate")
-        at_least_one(self, "epochs_at_server", "fss_window", "gcplca_window")
+        at_least_one(self, "fss_window", "gcplca_window")
         if self.transition == "adaptive" and min(self.fss_window, self.gcplca_window) < 2:
             raise ValueError("transition=adaptive needs windows of 2 or more: one score has no rate of change")
+
+    @property
+    def feed(self) -> Feed:
+        once = replace(VIEWS, prepare=probabilities, prepared_view="weak")
+        return VIEWS if self.labelled_each == "step" else once
 
     # --- server: its own training ---------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Phases:
@@ -96,7 +82,7 @@ class FedARPL(Method):
 
     @property
     def teacher(self) -> Teacher:
-        return Teacher(self.epochs_at_server, self.teacher_terms, self.learnt)
+        return self.teaching(self.teacher_terms, self.learnt)
 
     def teacher_terms(self, net: Network, batch: Batch, state: Phases, round: int) -> Terms:
         z, logits = net(batch.x)
@@ -111,7 +97,8 @@ class FedARPL(Method):
         output, batch = trained.outputs()
         own = trained.bank()
         fss = float(feature_space_separation(output.embedding, batch.y, own))  # Eq. 3
-        sure = float(output.logits.softmax(-1).amax(-1).mean())  # Eq. 2
+        seen = output if self.threshold_view == "none" else trained.labelled(self.threshold_view)
+        sure = float(seen.logits.softmax(-1).amax(-1).mean())  # Eq. 2
         threshold = sure if self.threshold == "adaptive" else self.threshold
         state = replace(state, weights={**state.weights, **trained.weights}, threshold=threshold, fss=fss)
         if state.phase == 3:
@@ -121,7 +108,7 @@ class FedARPL(Method):
     # --- client ---------------------------------------------------------------------------------------------------
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         assert batch.weak is not None and batch.strong is not None and batch.unlabelled_weight is not None
-        sure, label = net.frozen(batch.weak, received.weights).logits.softmax(-1).max(-1)
+        sure, label = judged(net, batch.weak, batch, received).max(-1)
         accepted = (sure > received.scalars["threshold"]).to(sure.dtype)
         z, logits = net(batch.strong if self.consistency else batch.weak)
         weight = batch.unlabelled_weight

@@ -7,20 +7,20 @@ Lee et al., "(FL)²: Overcoming Few Labels in Federated Semi-Supervised Learning
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .. import losses
-from ..parts import Batch, Mean, Received, Reduce, Upload
+from ..parts import Batch, Feed, Mean, Received, Reduce, Upload
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, number, weights
+from .at_server import VIEWS, LabelsAtServer, judged
 from .base import register
 from .checks import not_negative
 from .client import Loss, Network, Pseudo, Trained
-from .semifl import LabelsAtServer
 
 CERTAIN = 1e-12  # the share of a client that is certain of everything, so that all count alike where all are
 
@@ -44,6 +44,17 @@ class FL2(LabelsAtServer):
     radius: float = 0.1  # ρ
     eta: float = 0.01  # η
     sharpness_weight: Weight = 1.0
+    thresholds: Literal["batch", "round"] = "batch"  # over which samples they are means: a step's, or all once a round
+
+    @property
+    def feed(self) -> Feed:
+        return replace(VIEWS, prepare=self.prepared)
+
+    def prepared(self, p: Tensor) -> Mapping[str, Tensor]:
+        """Of each sample the received model's probabilities and, where thresholds are of the round, that of its label."""
+        if self.thresholds == "batch":
+            return {"p": p}
+        return {"p": p, "limit": thresholds(p)[1][p.argmax(-1)]}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,10 +63,10 @@ class FL2(LabelsAtServer):
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
         x, strong, weight = batch.unlabelled, batch.strong, batch.unlabelled_weight
         assert x is not None and strong is not None and weight is not None
-        p = net.frozen(x, received.weights).logits.softmax(-1)
+        p = judged(net, x, batch, received)
         sure, label = p.max(-1)
-        _, by_class = thresholds(p, weight)
-        accepted = (sure >= by_class[label]).to(p.dtype)
+        limit = (batch.prepared or {}).get("limit")
+        accepted = (sure >= (thresholds(p, weight)[1][label] if limit is None else limit)).to(p.dtype)
         logits = net(strong).logits
         surest = (sure >= self.threshold).to(p.dtype)
         sharpness = self._sharpness(net, batch, received, logits, label, surest)

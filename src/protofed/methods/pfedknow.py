@@ -17,11 +17,11 @@ from .. import losses
 from ..parts import Batch, Feed, Received, Reduced, Unlabelled
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange
+from .at_server import cross_entropy, with_trained_weights
 from .base import register
 from .checks import a_share, at_least_one, not_negative
 from .client import Loss, Network, Pseudo, Trained, Weights
 from .fedmatch import Helped, HelpedModel
-from .semifl import cross_entropy, with_trained_weights
 from .server import Measures, Setup, Teacher
 
 

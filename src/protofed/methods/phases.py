@@ -1,10 +1,33 @@
-"""When the next phase of a run begins: once a score has been high and steady, or has stopped changing (Fed-ARPL)."""
+"""The phases of Fed-ARPL: what a server in phases keeps, and when the next phase begins."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from torch import Tensor, arange
+from torch import Tensor, arange, zeros
+
+from ..bank import PrototypeBank
+from .at_server import MovingModel
+from .server import state
+
+
+@state
+class Phases(MovingModel):
+    """The global model and prototypes, which phase the federation is in, and what decides on the next one."""
+
+    prototypes: PrototypeBank  # P_g
+    phase: int = 1
+    threshold: float = 1.0  # τ; until the server has trained nothing is sure enough: no probability is above 1
+    history: Tensor = field(default_factory=lambda: zeros(0))  # the last scores that the next phase waits for
+    fss: float | None = None
+    gcplca: float | None = None
+    began: int | None = None  # the first round of phase 3
+    own: PrototypeBank | None = None  # P_s, the server's own, in phase 3
+
+    @property
+    def bank(self) -> PrototypeBank | None:
+        """The prototypes are sent from phase 2 on."""
+        return self.prototypes if self.phase > 1 else None
 
 
 @dataclass(frozen=True)

@@ -7,36 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
-from .. import aggregate, losses
-from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Unlabelled, Upload
+from .. import losses
+from ..parts import Batch, Feed, Mean, Received, Reduce, Reduced, Upload
 from ..schedules import Weight, weight_at
 from ..wire import Bundle, Exchange, number, weights
-from .base import Method, register
-from .checks import a_share, at_least_one, not_negative
-from .client import Loss, Network, Pseudo, Terms, Trained, Weights
-from .server import Measures, Setup, State, Teacher, state
+from .at_server import VIEWS, LabelsAtServer, MovingModel, judged, probabilities
+from .base import register
+from .checks import not_negative
+from .client import Loss, Network, Pseudo, Trained
+from .server import Measures, Setup, state
 
 QUANTILES = 4097  # points in the table of a Beta distribution
-
-
-@state
-class MovingModel(State):
-    """A model that is moved by the clients' average with momentum."""
-
-    weights: Weights
-    velocity: Weights
-
-    def moved(self, average: Weights, momentum: float) -> Self:
-        """The state after a step of SGD (learning rate 1) from its weights to the clients' average."""
-        weights, velocity = aggregate.with_momentum(self.weights, average, self.velocity, momentum)
-        return replace(self, weights={**self.weights, **weights}, velocity={**self.velocity, **velocity})
 
 
 @state
@@ -44,43 +31,6 @@ class ActiveModel(MovingModel):
     """Beside the model, how many clients did not sit out."""
 
     active: float = 0.0
-
-
-@dataclass(frozen=True)
-class LabelsAtServer(Method):
-    """For methods whose server trains one model on its labels, and moves it by the clients' average with momentum."""
-
-    feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"))
-
-    threshold: float = 0.95  # τ: confident from this probability on
-    epochs_at_server: int = 5
-    server_momentum: float = 0.5
-
-    def __post_init__(self) -> None:
-        a_share(self, "threshold")
-        at_least_one(self, "epochs_at_server")
-        if not 0 <= self.server_momentum < 1:
-            raise ValueError("server_momentum must be at least 0 and below 1")
-
-    @property
-    def teacher(self) -> Teacher:
-        return Teacher(self.epochs_at_server, cross_entropy, with_trained_weights)
-
-    def start(self, setup: Setup) -> MovingModel:
-        return MovingModel(setup.weights, {})
-
-    def update(self, state: Any, reduced: Reduced, round: int, setup: Setup) -> Any:
-        return state.moved(reduced.weights, self.server_momentum)
-
-
-def cross_entropy(net: Network, batch: Batch, state: State, round: int) -> Terms:
-    """What a server with labels learns from."""
-    return {"ce": losses.cross_entropy(net(batch.x).logits, batch.y, weight=batch.weight)}
-
-
-def with_trained_weights(state: MovingModel, trained: Trained, round: int) -> MovingModel:
-    """The state with the model that the server trained."""
-    return replace(state, weights={**state.weights, **trained.weights})
 
 
 @dataclass(frozen=True)
@@ -97,11 +47,15 @@ class SemiFL(LabelsAtServer):
     """CE of strong views with the received model's confident labels, and mixup of confident samples with any others."""
 
     exchange: ClassVar[Exchange] = Exchange((weights(),), (weights(), number("confident")), keeps_model=False)
-    feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"), draws=2)  # whom a sample is mixed with, and how
     reduce: ClassVar[Reduce] = ActiveMean()
 
     mixup: float = 0.75  # a of Beta(a, a)
     mix_weight: Weight = 1.0  # λ
+
+    @property
+    def feed(self) -> Feed:
+        """Two draws say whom a sample is mixed with, and how; labels are made once a round."""
+        return replace(VIEWS, draws=2, prepare=probabilities)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,13 +64,13 @@ class SemiFL(LabelsAtServer):
             raise ValueError("mixup must be above 0")
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
-        """The received model does not change in a round, so a sample's label is that of the beginning of it.
+        """A sample's label is that of the received model, which labels all samples at the beginning of the round.
 
         Both terms are sums over confident samples divided by the size of the batch, so that an epoch weighs these as one
         over batches of confident samples alone would.
         """
         x, weak, strong, weight, draws = _unlabelled(batch)
-        sure, label = net.frozen(x, received.weights).logits.softmax(-1).max(-1)
+        sure, label = judged(net, x, batch, received).max(-1)
         accepted = (sure >= self.threshold).to(sure.dtype)
         other = partners(draws[:, 0], weight)
         share = beta(draws[:1, 1], self.mixup)[0]  # one for the step

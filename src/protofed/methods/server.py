@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch.utils import _pytree as pytree
 from typing_extensions import dataclass_transform
@@ -33,7 +33,7 @@ class Setup:
     architectures: tuple[int, ...] = ()  # the number of each client's
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def state(entry: S) -> S:
     """Class decorator: a frozen dataclass that a server may keep between rounds, on any device and on disk."""
     dataclass(frozen=True)(entry)  # it changes the class in place
@@ -81,6 +81,11 @@ class Teacher:
     terms: Callable[[Network, Batch, Any, int], Terms | Loss]
     learnt: Callable[[Any, Trained, int], Any]
     feed: Feed = Epochs("weak")
+    batch: int = 0  # its batch size; 0: that of the clients
+    keeps_optimiser: bool = (
+        False  # whether its optimiser's state is kept between rounds, as `optimiser` of the server's state
+    )
+    statistics: Literal["server", "all"] = "server"  # whose samples static batch norm's statistics are of
 
     def begin(self, weights: Weights, received: Any) -> Weights:
         return {**weights, **received.weights}

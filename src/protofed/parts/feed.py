@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 View = Literal["none", "weak", "strong"]
+Prepare = Callable[[Tensor], Mapping[str, Tensor]]
+"""A function of the probabilities `[n, C]` that the received model gives a client's unlabelled samples to tensors with a
+row for each sample."""
 
 
 class Batch(NamedTuple):
@@ -17,8 +20,8 @@ class Batch(NamedTuple):
 
     `x` is the feed's view of the labelled samples. `unlabelled` are unlabelled samples as they are, `weak` and `strong`
     the views of them that the feed asks for, `unlabelled_weight` their padding mask, `draws` uniform random numbers
-    beside each; they are None where a step has no unlabelled samples. `support` is 1 for the samples of an episode's
-    support set.
+    beside each, and `prepared` their rows of what was prepared at the start of the round; they are None where a step has
+    no unlabelled samples. `support` is 1 for the samples of an episode's support set.
     """
 
     x: Tensor
@@ -30,6 +33,7 @@ class Batch(NamedTuple):
     strong: Tensor | None = None
     unlabelled_weight: Tensor | None = None
     draws: Tensor | None = None
+    prepared: Mapping[str, Tensor] | None = None
 
 
 class Step(NamedTuple):
@@ -55,11 +59,16 @@ class Feed:
     labelled_view: View = "none"  # of labelled samples
     views: tuple[View, ...] = ()  # of unlabelled samples
     draws: int = 0  # uniform random numbers beside each unlabelled sample
+    prepare: Prepare | None = None
+    """What is computed once a round, before the first step, from the received model's probabilities for all unlabelled
+    samples; a step's batch has its rows of it as `prepared`."""
+    prepared_view: View = "none"  # the view of the samples that these probabilities are of
 
     @property
     def augments(self) -> bool:
         """Whether any view is asked for."""
-        return bool(self.views) or self.labelled_view != "none"
+        prepared = self.prepare is not None and self.prepared_view != "none"
+        return bool(self.views) or self.labelled_view != "none" or prepared
 
     def steps(
         self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator

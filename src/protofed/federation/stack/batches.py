@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ def batch_of(
     s: int,
     widths: tuple[int, int],
     client_draws: Sequence[Mapping[str, Tensor]],
-) -> tuple[Tensors, Tensor]:
+) -> tuple[dict[str, Any], Tensor]:
     """The batch of some clients at one step.
 
     Args:
@@ -123,7 +124,7 @@ def batch_of(
     wide, wide_pool = widths
     index, weight = labelled.rows[rows, s, :wide], labelled.weight[rows, s, :wide]
     samples = _viewed(task, task.learner.feed.labelled_view, x[index], [d.get("labelled") for d in client_draws])
-    batch = {"x": samples, "y": y[index], "weight": weight}
+    batch: dict[str, Any] = {"x": samples, "y": y[index], "weight": weight}
     counted = weight.sum(1)
     if labelled.extra is not None:
         batch["support"] = labelled.extra[rows, s, :wide]
@@ -156,6 +157,24 @@ def _padded_draws(client_draws: Sequence[Tensor | None], n: int, device: torch.d
         if draws is not None:
             result[k, : len(draws)] = draws
     return result.to(device)
+
+
+def padded_rows(clients: Sequence[tuple[Mapping[str, Tensor], Tensor | None]], n: int) -> Tensors:
+    """Rows of tensors that each client has by name, stacked and padded with zeros to `n` rows.
+
+    Args:
+        clients: For each client the tensors, and the rows of them that its step has, if any.
+        n: The number of rows, padding included.
+    """
+    stacked: Tensors = {}
+    for name in next(tensors for tensors, _ in clients if tensors):
+        values = [None if rows is None else tensors[name][rows.to(tensors[name].device)] for tensors, rows in clients]
+        some = next(value for value in values if value is not None)
+        stacked[name] = some.new_zeros(len(clients), n, *some.shape[1:])
+        for k, value in enumerate(values):
+            if value is not None:
+                stacked[name][k, : len(value)] = value
+    return stacked
 
 
 def together(sizes: Sequence[tuple[int, int]], alone: bool) -> list[tuple[slice | Tensor, tuple[int, int]]]:

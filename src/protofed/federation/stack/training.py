@@ -28,7 +28,7 @@ from ...models import norm
 from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton, frozen
 from ...parts import Batch, Received, View
-from ..batches import Task, all_samples, draws, planned_steps, viewed_pool
+from ..batches import Task, all_samples, draws, planned_steps, prepared_of, viewed, viewed_pool
 from ..local import (
     ClientState,
     PseudoLabels,
@@ -39,7 +39,7 @@ from ..local import (
     what_is_not_finite,
 )
 from ..optimiser import Optimiser
-from .batches import StepPlan, Tensors, batch_of, together
+from .batches import StepPlan, Tensors, batch_of, padded_rows, together
 from .outputs import StackedOutputs, stacked_outputs
 
 
@@ -120,6 +120,7 @@ class Stack:
         self.alone = any(isinstance(m, _BatchNorm) for m in skeleton.module.modules())
         self.totals: dict[str, Tensor] = {}
         self.pseudo = [PseudoLabels() for _ in jobs]
+        self.prepared = [prepared_of(task, skeleton, j.data, j.received, j.client, round) for j in self.jobs]
         self._load()
         self.received, self.dims = _common([j.received for j in self.jobs])
         self.shared = self.dims is None  # a message that all clients share need not go through vmap
@@ -139,7 +140,7 @@ class Stack:
         skeleton.module.train()
 
     def _loss(
-        self, params: Tensors, buffers: Tensors, batch: Tensors, received: Received
+        self, params: Tensors, buffers: Tensors, batch: dict[str, Any], received: Received
     ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
         new_buffers = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
         net = StackedNetwork(self.skeleton.module, params, new_buffers)
@@ -147,7 +148,7 @@ class Stack:
         return terms, new_buffers, () if pseudo is None else tuple(t.detach() for t in pseudo)
 
     def _loss_of_all(
-        self, params: Tensors, buffers: Tensors, batch: Tensors
+        self, params: Tensors, buffers: Tensors, batch: dict[str, Any]
     ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
         return self._loss(params, buffers, batch, self.received)
 
@@ -162,7 +163,11 @@ class Stack:
             client_draws = [
                 draws(self.task, self.steps[k][s], self.streams[k]) if self.streams else {} for k in members
             ]
+            batch: dict[str, Any]
             batch, sample_counts = batch_of(self.task, self.plan, self.jobs[0].data, rows, s, widths, client_draws)
+            if self.task.learner.feed.prepare is not None and widths[1]:
+                rows_of = [(self.prepared[k], self.steps[k][s].unlabelled) for k in members]
+                batch["prepared"] = padded_rows(rows_of, widths[1])
             received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
             params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
             with one_sample_is_too_few(self.jobs[0].client):
@@ -248,6 +253,11 @@ class StackedClient:
         """Embeddings and logits of a view of the unlabelled samples, by the client's model or by other weights."""
         x = viewed_pool(self.task, self.job.data, view, self.job.client, self.round)
         return self.run(x) if weights is None else self.stack.skeleton.outputs(x, weights)
+
+    def labelled(self, view: View) -> Output:
+        """Embeddings and logits of a view of the labelled samples."""
+        x = self.job.data.labelled.take()[0]
+        return self.run(viewed(self.task, x, view, f"{view} labelled", self.job.client, self.round))
 
     def run(self, x: Tensor) -> Output:
         """Embeddings and logits of any samples."""
