@@ -48,15 +48,18 @@ COMMON: dict[str, Any] = {
 }
 LATER = {"phases": 2, "fss_window": 13, "fss_mean": -1e9, "fss_deviation": 1e9, "threshold_view": "weak"}
 WEAK = {"phases": 1, "threshold_view": "weak"}
+FREE = {"clip": 0.0, "nesterov": False}
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "phase 1": ("fedarpl", {"phases": 1}),
     "phase 1, τ on weak views": ("fedarpl", WEAK),
     "phase 2 from round 13, τ on weak views": ("fedarpl", LATER),
+}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "phase 1, τ on weak views, not clipped": ("fedarpl", {**WEAK, **FREE}),
+    "phase 2 from round 13, τ on weak views, not clipped": ("fedarpl", {**LATER, **FREE}),
     "phase 2 from round 13, τ on weak views, λ_plc 0.1": ("fedarpl", {**LATER, "client_weight": 0.1}),
     "server only": ("server-only", {}),
     "SemiFL": ("semifl", {}),
-}
-MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "phase 2 from round 13, norm as printed": ("fedarpl", {**LATER, "reduction": "sum"}),
     "phase 1, τ on weak views, RandAugment 10 of 30": (
         "fedarpl",
@@ -103,7 +106,7 @@ def main(out: Path, data: str, folder: Path, seeds: int) -> None:
 
 
 def table(runs: dict[str, dict[str, list[float]]]) -> str:
-    """Accuracy in % after round 12, in rounds 13 to 15 and as the mean of the last five, and the last round's pseudo-labels."""
+    """Accuracy in % after round 12, in rounds 13 to 15 and of the last five, and the last round's pseudo-labels."""
     groups: dict[tuple[str, str], list[dict[str, list[float]]]] = {}
     for name, curves in runs.items():
         data, row, _ = name.split(" / ")
