@@ -501,3 +501,16 @@ def test_numbers_of_a_run_can_be_read_while_it_goes_on(nodes, tmp_path):
     [run] = read_folder(tmp_path / "run").runs
     total = sum(sum(row["up"].values()) for row in run.rounds)
     assert float(values[-1]['protofed_bytes_total{direction="up"}']) == total
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "said"),
+    [
+        ("fedproto", {"shared_optimiser": True}, "sites train at the same time"),
+        ("semifl", {"server_statistics": "all"}, "the server has no samples of the sites"),
+    ],
+)
+def test_what_only_a_simulation_can_do_is_refused(method, given, said, nodes, tmp_path):
+    with pytest.raises(ProtofedError, match=said):
+        serve(method, {**KEYS, **given}, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
+    assert not (tmp_path / "run").exists()
