@@ -4,7 +4,7 @@ DATA is `mnist` (50 labels at the server) or `fashion-mnist` (100), FOLDER has i
 batch norm on pictures of 16 × 16, ten clients of 500 unlabelled samples of which five take part, Dirichlet 0.5, 25 rounds,
 training and augmentation as in SemiFL's code. Each choice is changed alone. In the rows of phase 2, it begins after round 12
 whatever the separation, so that what happens there can be compared with the same run without it. Runs that OUT.json has
-already are not repeated.
+already are not repeated; the table is written beside it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "phase 1": ("fedarpl", {"phases": 1}),
     "phase 1, τ on weak views": ("fedarpl", WEAK),
     "phase 2 from round 13, τ on weak views": ("fedarpl", LATER),
-}
-MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "phase 1, τ on weak views, not clipped": ("fedarpl", {**WEAK, **FREE}),
     "phase 2 from round 13, τ on weak views, not clipped": ("fedarpl", {**LATER, **FREE}),
+}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "phase 2 from round 13, τ on weak views, λ_plc 0.1": ("fedarpl", {**LATER, "client_weight": 0.1}),
     "server only": ("server-only", {}),
     "SemiFL": ("semifl", {}),
@@ -102,7 +102,7 @@ def main(out: Path, data: str, folder: Path, seeds: int) -> None:
         runs[name] = run(method, {**COMMON, "data": source, "server_labels": labels, "seed": seed, **own})
         out.write_text(json.dumps(runs) + "\n")
         print(name, runs[name]["accuracy"][-1], flush=True)
-    print(table(runs))
+    out.with_suffix(".md").write_text(table(runs) + "\n")
 
 
 def table(runs: dict[str, dict[str, list[float]]]) -> str:

