@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import protofed as pf
+from protofed.experiment.run import build
+from protofed.experiment.settings import resolve
 
 COMMON: dict[str, Any] = {
     "clients": 10,
@@ -57,7 +58,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "phase 2 from round 13, τ on weak views, not clipped": ("fedarpl", {**LATER, **FREE}),
 }
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
-    "phase 2 from round 13, τ on weak views, λ_plc 0.1": ("fedarpl", {**LATER, "client_weight": 0.1}),
+    "phase 2 from round 13, τ on weak views, not clipped, λ_plc 0.1": (
+        "fedarpl",
+        {**LATER, **FREE, "client_weight": 0.1},
+    ),
     "server only": ("server-only", {}),
     "SemiFL": ("semifl", {}),
     "phase 2 from round 13, norm as printed": ("fedarpl", {**LATER, "reduction": "sum"}),
@@ -75,16 +79,16 @@ KEPT = ("threshold", "acceptance", "pseudo_accuracy", "fss", "gcplca", "phase")
 
 
 def run(method: str, given: dict[str, Any]) -> dict[str, list[float]]:
-    """The accuracy by head, what the server keeps, and the terms of the loss, of each round."""
+    """The accuracy by head, what the server keeps, the terms of the loss, and how long prototypes are, of each round."""
     curves: dict[str, list[float]] = {}
-
-    def watch(record: Any, rounds: int) -> None:
+    _, federation = build(resolve(method, given))
+    for record in federation:
         found = {"accuracy": record.metrics["accuracy_head"], **{k: record.measures.get(k, 0.0) for k in KEPT}}
         found |= {f"term {name}": record.terms.get(name, 0.0) for name in ("unlabelled", "align", "server ce")}
+        prototypes = getattr(federation.state, "prototypes", None)
+        found["prototype norm"] = 0.0 if prototypes is None else float(prototypes.means.norm(dim=1).mean())
         for name, value in found.items():
             curves.setdefault(name, []).append(float(f"{value:.4g}"))
-
-    pf.run(method, watch=watch, **given)
     return {name: values for name, values in curves.items() if any(values)}
 
 
