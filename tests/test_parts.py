@@ -28,6 +28,7 @@ from protofed.models.skeleton import Skeleton
 from protofed.parts import CE, Clip, Each, Filter, Mean, Median, Quantise, Reduce, Running, Term, Trimmed, Upload
 from protofed.schedules import Ramp
 from protofed.wire import Bundle, WireError
+from support.departure import departure
 from support.engines import ENGINES, LOOP, assert_same, finish
 from support.marks import slow_but
 from support.small import SMALL, blobs, labels_for
@@ -335,7 +336,7 @@ def test_clip_bounds_prototypes_and_the_change_of_weights():
     before = {"a": torch.randn(3, 3, generator=g), "b": torch.randn(3, generator=g)}
     bank = PrototypeBank(torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]), torch.tensor([2.0, 1.0, 0.0]))
     after = {n: v + torch.randn(v.shape, generator=g) for n, v in before.items()}
-    left = Clip(0.7).leave(Bundle(bank, {"low": bank}, after), Bundle(weights=before))
+    left = Clip(0.7).leave(Bundle(bank, {"low": bank}, after), departure(weights=before))
     for one in (left.bank, left.banks["low"]):
         torch.testing.assert_close(one.means, torch.tensor([[0.42, 0.56], [0.3, 0.4], [0.0, 0.0]]))
     change = torch.cat([(left.weights[n] - before[n]).flatten() for n in before])
@@ -343,16 +344,16 @@ def test_clip_bounds_prototypes_and_the_change_of_weights():
     near = {n: v + 1e-3 for n, v in before.items()}
     assert all(
         torch.equal(v, near[n])
-        for n, v in Clip(0.7).leave(Bundle(weights=near), Bundle(weights=before)).weights.items()
+        for n, v in Clip(0.7).leave(Bundle(weights=near), departure(weights=before)).weights.items()
     )
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 1 / 127), (16, 1 / 32767)])
 def test_quantised_values_come_back_within_half_a_step(bits, error):
     one = upload(0, 3).content
-    sent = Quantise(bits).leave(one, Bundle())
+    sent = Quantise(bits).leave(one, departure())
     message = wire.encode(sent)
-    back = Quantise(bits).restore(wire.decode(message), "client 0")
+    back = Quantise(bits).restore(wire.decode(message), "client 0", Bundle())
     assert back.bank.means.dtype == torch.float32 and back.tensors.keys() == one.tensors.keys()
     step = one.bank.means.abs().amax(-1, keepdim=True) * error
     assert bool(((back.bank.means - one.bank.means).abs() <= step / 2 + 1e-7).all())
@@ -362,13 +363,13 @@ def test_quantised_values_come_back_within_half_a_step(bits, error):
 
 
 def test_a_quantised_message_that_lies_is_refused():
-    one = Quantise(8).leave(upload(0, 3).content, Bundle())
+    one = Quantise(8).leave(upload(0, 3).content, departure())
     for tensors in (
         {"scale/bank/": torch.ones(C + 1), "scale/weight/a": one.tensors["scale/weight/a"]},
         {"scale/bank/": torch.ones(C, dtype=torch.float64), "scale/weight/a": one.tensors["scale/weight/a"]},
     ):
         with pytest.raises(WireError, match="client 0: bank"):
-            Quantise(8).restore(replace(one, tensors=tensors), "client 0")
+            Quantise(8).restore(replace(one, tensors=tensors), "client 0", Bundle())
 
 
 def test_an_unquantised_upload_in_a_quantised_run_is_dropped_and_named():
@@ -404,7 +405,7 @@ def test_an_own_filter_wraps_any_method():
     class Halve(Filter):
         """Halves every prototype that leaves, and doubles what is reduced."""
 
-        def leave(self, upload, received):
+        def leave(self, upload, departure):
             return replace(upload, bank=replace(upload.bank, means=upload.bank.means / 2))
 
         def arrive(self, reduced):

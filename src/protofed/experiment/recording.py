@@ -55,6 +55,8 @@ def round_row(record: Record) -> RoundRow:
     }
     if record.measures:
         row["measures"] = dict(record.measures)
+    if record.notes:
+        row["notes"] = list(record.notes)
     return row
 
 

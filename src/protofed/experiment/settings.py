@@ -197,7 +197,7 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong entry is an error before anything runs
     for entry in settings.general.filters:
-        parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name)
+        parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name, settings.method.reduce)
     settings.method.reduce.check(settings.method.exchange, settings.method.name)
     return settings
 

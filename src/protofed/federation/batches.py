@@ -62,6 +62,11 @@ class Task:
     held_back: Sequence[Tensor | None] = ()
     filters: tuple[Filter, ...] = ()
     keeps_model: bool = True
+    secret: bool = False  # whether a client's noise comes from the operating system and not from the seed
+
+    def normals(self, client: int, round: int) -> seeds.Normals:
+        """A client's noise for what it sends in a round."""
+        return seeds.SystemNormals() if self.secret else seeds.SeededNormals(self.seed, "noise", client, round)
 
     def loss(self, net: Network, batch: Batch, received: Any, round: int) -> Loss:
         """The learner's loss terms, with pseudo-labels where it gives any."""

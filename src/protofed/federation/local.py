@@ -27,7 +27,7 @@ from ..models import norm
 from ..models.base import Output
 from ..models.skeleton import Skeleton, TrainingNetwork
 from ..parts import Batch, Feed, Received, Step, View
-from ..parts.filters import left
+from ..parts.filters import Departure, left
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
 from .batches import Task, all_samples, batches, client_size, viewed_pool
@@ -85,12 +85,17 @@ class MemoryStates(dict[int, ClientState]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one client's round. `failure` says why there is no upload; `pseudo` has counts of its pseudo-labels."""
+    """The result of one client's round.
+
+    `failure` says why there is no upload; `pseudo` has counts of its pseudo-labels, and `measures` what else is measured
+    at a client and averaged in the record, such as what compression lost.
+    """
 
     upload: Message | None
     terms: Mapping[str, float]
     failure: str = ""
     pseudo: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 class TrainedModel(Trained, Protocol):
@@ -262,7 +267,7 @@ def outcome_of(
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
-        upload = left(task.filters, upload, received)
+        upload = left(task.filters, upload, Departure(client, round, received, trained, task.normals(client, round)))
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
     state = ClientState(weights, training.optimiser, memory, bank)

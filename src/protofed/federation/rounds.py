@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,9 +20,10 @@ from ..evaluate import Scores, ensemble, summarise
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
+from ..methods.client import Weights
 from ..methods.server import Setup
 from ..parts import Running, Upload
-from ..parts.filters import Filter, restored
+from ..parts.filters import Arrival, Filter, restored
 from ..wire import Bundle
 from ..wire.exchange import SAMPLES
 from . import selection
@@ -55,6 +56,8 @@ class Record:
     validation: list[Scores] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the server did beside the method's equations, such as keeping its last good state, as sentences."""
     snapshot: bool = False
 
     def scores_by_client(self) -> dict[int, Scores]:
@@ -92,6 +95,7 @@ class Federation:
         silhouette: bool = False,
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
+        secret: bool = False,
     ) -> None:
         """
         Args:
@@ -111,9 +115,10 @@ class Federation:
             silhouette: Whether the silhouette of some clients' embeddings is measured.
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
+            secret: Whether the server's noise comes from the operating system and not from the seed.
         """
         self.method, self.engine, self.data = method, engine, data
-        self.rounds, self.seed, self.filters = rounds, seed, tuple(filters)
+        self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
@@ -126,13 +131,16 @@ class Federation:
         self.setup = Setup(data.num_classes, engine.dim, len(data.clients), initial, seed, tuple(engine.owner))
         self.exchange = method.exchange
         method.reduce.check(self.exchange, method.name)
+        self.rule = method.reduce
         for filter in self.filters:
-            filter.check(self.exchange, method.name)
+            filter.check(self.exchange, method.name, method.reduce)
+            self.rule = filter.rule(self.rule)
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
         self.state: Any = method.start(self.setup)
         self.round = 0
+        self._cohorts: list[list[int]] = []  # of the first rounds, where they are random
         if ensemble and data.central_test is None:
             raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
         if choice == "diverse" and self.state.clients is None:
@@ -171,27 +179,48 @@ class Federation:
             self._teach(0)  # before the first broadcast, which sends its result
         cohort = self.participants(round) if self.exchange.asks_clients else []
         downloads, down = self.downloads(cohort, round)
-        running, received = Running(self.method.reduce), Receipt()
+        running, received = Running(self.rule, self._shared_weights()), Receipt()
         if cohort:
             self._train(downloads, running, received)
         if running.clients:
-            reduced = running.result()
-            for filter in reversed(self.filters):
-                reduced = filter.arrive(reduced)
-            self.state = self.method.update(self.state, reduced, round, self.setup)
+            self._update(running, round)
         elif cohort and len(received.dropped) == len(cohort):
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
         self.round = round
         terms = _mean_terms([o for c, o in received.outcomes.items() if c not in received.dropped])
         loss = sum(terms.values()) if terms else math.nan
         measures = pooled([o.pseudo for o in received.outcomes.values()])
+        measures |= _mean_values([o.measures for o in received.outcomes.values()])
         measures |= self.method.describe(self.state, round).numbers
+        for filter in self.filters:
+            measures |= filter.describe(self.releases(round))
         terms |= self._teach(round)  # before the evaluation, because its result is what clients are sent next
         record = Record(round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures)
         record.seconds = time.perf_counter() - start_time
         if round in self.evaluated:
             self._evaluate(record)
         return record
+
+    def _update(self, running: Running, round: int) -> None:
+        """Make the server's new state of what the clients sent."""
+        normals = seeds.SystemNormals() if self.secret else seeds.SeededNormals(self.seed, "server noise", round)
+        for filter in reversed(self.filters):
+            running.total = filter.total(running.total, Arrival(round, normals))
+        reduced = running.result()
+        for filter in reversed(self.filters):
+            reduced = filter.arrive(reduced)
+        self.state = self.method.update(self.state, reduced, round, self.setup)
+
+    def releases(self, rounds: int) -> int:
+        """The number of the first rounds in which the client that took part most often took part.
+
+        Where clients are chosen by what they sent, every round counts for everybody.
+        """
+        if self.choice != "random" or self.participation >= 1:
+            return rounds
+        while len(self._cohorts) < rounds:
+            self._cohorts.append(self.participants(len(self._cohorts) + 1))
+        return max(Counter(client for cohort in self._cohorts[:rounds] for client in cohort).values(), default=0)
 
     def _teach(self, round: int) -> dict[str, float]:
         """Train the server's model, where the method has a teacher. Where this becomes NaN, the server keeps its state."""
@@ -239,7 +268,7 @@ class Federation:
         waiting: dict[int, wire.Message] = {}
         size = 0
         for client, outcome in self.engine.train(downloads):
-            received.outcomes[client] = Outcome(None, outcome.terms, outcome.failure, outcome.pseudo)
+            received.outcomes[client] = replace(outcome, upload=None)
             if outcome.upload is None:
                 received.dropped[client] = f"{self.name_of(client)}: {outcome.failure}"
                 log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
@@ -270,7 +299,7 @@ class Federation:
                 if isinstance(content, wire.WireError):
                     raise content
                 if self.filters:
-                    content = restored(self.filters, content, source)
+                    content = restored(self.filters, content, source, self._sent(client))
                     self.expected[architecture].check(content, source)
             except wire.WireError as error:
                 received.dropped[client] = str(error)
@@ -283,6 +312,16 @@ class Federation:
             uploads.append(Upload(client, samples, content))
         if uploads and self.exchange.up:
             running.add(uploads)
+
+    def _shared_weights(self) -> Weights:
+        """The weights that all clients are sent, where the method shares a model."""
+        shared = any(part.kind == "weights" and not part.each for part in self.exchange.down)
+        return self.state.weights if shared else {}
+
+    def _sent(self, client: int) -> Bundle:
+        """What a client was sent at the start of this round."""
+        content = self.exchange.message(self.state, client, self.round + 1)
+        return for_architecture(content, self.engine.owner[client]) if self.mixed else content
 
     def _evaluate(self, record: Record) -> None:
         """Score every client by what it holds and what it will be sent in the next round."""
@@ -362,3 +401,12 @@ def _mean_terms(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The mean of each loss term over clients, which all have the same weight."""
     names = list(dict.fromkeys(name for o in outcomes for name in o.terms))
     return {name: sum(o.terms.get(name, 0.0) for o in outcomes) / len(outcomes) for name in names}
+
+
+def _mean_values(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number over those that have it."""
+    values: dict[str, list[float]] = {}
+    for entry in measures:
+        for name, value in entry.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(column) / len(column) for name, column in values.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..bank import PrototypeBank
 from ..errors import ProtofedError
 from ..registry import Registry
 from ..wire import Bundle, Exchange
+from ..wire.exchange import PartKind
 from .received import bank_of
 
 BLOCK = 2**16  # numbers that stay in a core's cache
@@ -81,6 +82,11 @@ class Reduce:
     additive: ClassVar[bool] = False
     """Whether sums over the clients are all that the rule needs."""
 
+    @property
+    def summed(self) -> frozenset[PartKind]:
+        """The kinds of parts of which the rule needs nothing but sums over the clients."""
+        return frozenset(get_args(PartKind)) if self.additive else frozenset()
+
     def check(self, exchange: Exchange, owner: str) -> None:
         """Refuse a method for which the rule makes no sense.
 
@@ -104,12 +110,13 @@ class Reduce:
         """What must stay of these uploads until the last one has arrived."""
         return () if self.additive else uploads
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         """Make the result.
 
         Args:
             total: the sums over all uploads.
             uploads: what `keep` gave of all uploads.
+            sent: the weights that clients were sent, where they were sent any: a rule may look at changes.
 
         Returns:
             what the method's `update` is given.
@@ -127,8 +134,13 @@ class Running:
     3.0
     """
 
-    def __init__(self, rule: Reduce) -> None:
-        self.rule, self.total, self.clients = rule, Sums(), 0
+    def __init__(self, rule: Reduce, sent: Mapping[str, Tensor] | None = None) -> None:
+        """
+        Args:
+            rule: how uploads become one result.
+            sent: the weights that clients were sent, where they were sent any.
+        """
+        self.rule, self.sent, self.total, self.clients = rule, sent or {}, Sums(), 0
         self.kept: list[Upload] = []
 
     def add(self, uploads: Sequence[Upload]) -> None:
@@ -139,7 +151,7 @@ class Running:
 
     def result(self) -> Reduced:
         """The reduction of all uploads so far."""
-        return replace(self.rule.finish(self.total, self.kept), clients=self.clients)
+        return replace(self.rule.finish(self.total, self.kept, self.sent), clients=self.clients)
 
 
 @Reduce.registry.register("mean")
@@ -185,7 +197,7 @@ class Mean(Reduce):
             lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
         return lifted
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
         for key in total.tensors:
@@ -211,7 +223,7 @@ class CoordinateRule(Reduce):
         """The rule, applied to a stack of banks."""
         raise NotImplementedError
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
         for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
@@ -262,6 +274,10 @@ class Each(Reduce):
 
     averages: bool = False
 
+    @property
+    def summed(self) -> frozenset[PartKind]:
+        return frozenset({"weights"}) if self.averages else frozenset()
+
     def lift(self, uploads: Sequence[Upload], total: Sums) -> None:
         if self.averages:
             add_weights(uploads, lambda upload: upload.samples, total)
@@ -271,7 +287,7 @@ class Each(Reduce):
             return uploads
         return [u._replace(content=replace(u.content, weights={})) for u in uploads]
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         return Reduced(weights=averaged_weights(total), uploads=tuple(uploads))
 
 

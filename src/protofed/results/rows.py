@@ -46,6 +46,7 @@ class RoundRow(TypedDict):
     loss: float | None
     terms: dict[str, float | None]
     measures: NotRequired[dict[str, float | None]]
+    notes: NotRequired[list[str]]
     up: dict[str, int]
     down: dict[str, int]
     seconds: float
