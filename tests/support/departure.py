@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from protofed.parts import Received
+from protofed.parts import Mean, Received
 from protofed.parts.filters import Departure
 from protofed.seeds import SeededNormals
 
 
-def departure(trained=None, client=0, round=1, seed=0, **received) -> Departure:
-    return Departure(client, round, Received(**received), trained, SeededNormals(seed, "noise", client, round))
+def departure(trained=None, client=0, round=1, seed=0, rule=None, **received) -> Departure:
+    normals = SeededNormals(seed, "noise", client, round)
+    return Departure(client, round, Received(**received), trained, rule or Mean(), normals)

@@ -213,7 +213,7 @@ class Node:
         if not 0 <= client < len(cards) or cards[client].name != self.name or cards[client].model != self.model:
             raise Refusal("the server takes this site for another one, or for one with another network")
         data = site_data(self.data, settings, cards, client, classes, number)
-        _, inputs, _ = engine_inputs(settings, data)
+        _, inputs, _ = engine_inputs(settings, data, secret=True)
         return Site(inputs.inputs(inputs.owner[client]), client)
 
     def _train(self, message: bytes) -> bytes:

@@ -74,7 +74,7 @@ def serve(
             )
         labels = data.y_train
         roster = replace(roster, server=Samples(data.x_train, labels, labels.new_tensor(range(len(labels)))))
-    settings, inputs, names = engine_inputs(settings, roster)
+    settings, inputs, names = engine_inputs(settings, roster, secret=True)
 
     def begin(client: int) -> bytes:
         header = {

@@ -110,6 +110,9 @@ class SplitSettings:
         tuple[str, ...],
         Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),
     ] = ()
+    privacy: Annotated[
+        str, Field(description="differential privacy: client?epsilon=4&clip=1, sample?epsilon=4&encoder=fixed; none")
+    ] = ""
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from ..data.augment import Augmentation, augmentation
 from ..data.fingerprint import fingerprint
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
-from ..federation import Federation, Record, checkpoint, scale
+from ..federation import Federation, Record, checkpoint, scale, selection
 from ..federation.choose import EngineInputs, make_engine, threads_kept
 from ..federation.engine import Engine
-from ..federation.rounds import participants_per_round
 from ..outcome import Result
 from ..parts.filters import Filter
-from ..registry import parse_part
+from ..privacy.mechanism import mechanisms
+from ..registry import as_text, parse_part
 from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
 from ..results.read import is_run, read_finished
 from ..results.rows import LAST, SUMMARY
@@ -101,12 +101,41 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     return settings, make_federation(settings, engine, inputs, names)
 
 
-def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, EngineInputs, tuple[str, ...]]:
+def filters_of(settings: Settings, clients: int) -> tuple[Settings, tuple[Filter, ...]]:
+    """The filters of a run, in the order in which they act at a client.
+
+    Args:
+        settings: The settings of the run.
+        clients: The number of clients.
+
+    Returns:
+        The settings, with the noise and the number of rounds that a privacy budget allows, and the filters.
+    """
+    g, method = settings.general, settings.method
+    filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
+    if not g.privacy:
+        return settings, filters
+
+    def most_often(rounds: int) -> int:
+        if g.choice != "random":
+            return rounds
+        return selection.most_often(g.seed, clients, g.participation, rounds)
+
+    mechanism, rounds = parse_part(mechanisms, g.privacy).planned(method.exchange, g.rounds, most_often)
+    if rounds < g.rounds:
+        log.warning("the privacy budget allows %d of %d rounds", rounds, g.rounds)
+    return settings.with_general(privacy=as_text(mechanism), rounds=rounds), (mechanism, *filters)
+
+
+def engine_inputs(
+    settings: Settings, data: FederatedData, secret: bool = False
+) -> tuple[Settings, EngineInputs, tuple[str, ...]]:
     """What an engine for this data is made of.
 
     Args:
         settings: The settings of the run.
         data: The data of all clients, as far as it is here.
+        secret: Whether noise comes from the operating system and not from the seed, as it must between real sites.
 
     Returns:
         The settings with the model and the projection that were chosen, the inputs of the engine, and the name of each
@@ -120,10 +149,12 @@ def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, En
         data = data.to(g.device)
     if isinstance(settings.model, AutoModel) and not g.models:
         settings = replace(settings, model=settings.model.for_data(data))
-    per_round = participants_per_round(g.participation, len(data.clients))
+    per_round = selection.participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
-    filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
-    inputs = EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
+    settings, filters = filters_of(settings, len(data.clients))
+    inputs = EngineInputs(
+        method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters, secret
+    )
     return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
 
 
@@ -147,6 +178,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         silhouette=g.silhouette,
         snapshots=g.snapshots,
         filters=inputs.filters,
+        secret=inputs.secret,
     )
 
 

@@ -28,6 +28,7 @@ from ..grammar import parse_pairs
 from ..methods.base import Method
 from ..models.base import ModelSpec
 from ..parts.filters import Filter
+from ..privacy.mechanism import mechanisms
 from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
 from . import architectures
@@ -196,9 +197,13 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     settings = Settings(coerce(General, general, "settings"), **entries)
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong entry is an error before anything runs
-    for entry in settings.general.filters:
-        parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name, settings.method.reduce)
-    settings.method.reduce.check(settings.method.exchange, settings.method.name)
+    chosen_method = settings.method
+    filters: list[Filter] = [parse_part(Filter.registry, entry) for entry in settings.general.filters]
+    if settings.general.privacy:
+        filters.append(parse_part(mechanisms, settings.general.privacy))
+    for filter in filters:
+        filter.check(chosen_method.exchange, chosen_method.name, chosen_method.reduce)
+    chosen_method.reduce.check(chosen_method.exchange, chosen_method.name)
     return settings
 
 

@@ -16,7 +16,7 @@ from ..data.types import ClientData, Samples
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Loss, Network, Terms, Trained, Weights
 from ..models.skeleton import Skeleton
-from ..parts import Batch, Feed, Step, View
+from ..parts import Batch, Each, Feed, Reduce, Step, View
 from ..parts.filters import Filter
 from ..wire import Bundle
 from .optimiser import LocalSettings
@@ -61,6 +61,7 @@ class Task:
     augmentation: Augmentation | None = None
     held_back: Sequence[Tensor | None] = ()
     filters: tuple[Filter, ...] = ()
+    rule: Reduce = Each()  # by which the server reduces what leaves the filters
     keeps_model: bool = True
     secret: bool = False  # whether a client's noise comes from the operating system and not from the seed
 

@@ -25,7 +25,7 @@ from ..evaluate.cost import forward_flops
 from ..methods.base import Method
 from ..methods.server import Setup
 from ..models.base import ModelSpec, parameter_count
-from ..parts.filters import Filter
+from ..parts.filters import Filter, rule_of
 from . import scale
 from .batches import Task
 from .engine import ArchitectureInputs, Downloads, Engine, PlainEngine
@@ -107,6 +107,7 @@ class EngineInputs:
     initial: str
     per_round: int
     filters: tuple[Filter, ...] = ()
+    secret: bool = False  # whether noise comes from the operating system and not from the seed
     networks: dict[int, nn.Module] = field(default_factory=dict)  # each architecture's network before any training
 
     def inputs(self, architecture: int) -> ArchitectureInputs:
@@ -121,7 +122,9 @@ class EngineInputs:
             data.augmentation,
             data.held_back,
             self.filters,
+            rule_of(self.method.reduce, self.filters),
             keeps_model,
+            self.secret,
         )
         return ArchitectureInputs(
             self.method, self.models[architecture], data, task, self.initial == "own" and keeps_model

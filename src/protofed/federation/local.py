@@ -267,7 +267,8 @@ def outcome_of(
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
-        upload = left(task.filters, upload, Departure(client, round, received, trained, task.normals(client, round)))
+        normals = task.normals(client, round)
+        upload = left(task.filters, upload, Departure(client, round, received, trained, task.rule, normals))
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
     state = ClientState(weights, training.optimiser, memory, bank)

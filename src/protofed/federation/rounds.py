@@ -23,7 +23,7 @@ from ..methods.base import Method
 from ..methods.client import Weights
 from ..methods.server import Setup
 from ..parts import Running, Upload
-from ..parts.filters import Arrival, Filter, restored
+from ..parts.filters import Arrival, Filter, restored, rule_of
 from ..wire import Bundle
 from ..wire.exchange import SAMPLES
 from . import selection
@@ -131,16 +131,14 @@ class Federation:
         self.setup = Setup(data.num_classes, engine.dim, len(data.clients), initial, seed, tuple(engine.owner))
         self.exchange = method.exchange
         method.reduce.check(self.exchange, method.name)
-        self.rule = method.reduce
         for filter in self.filters:
             filter.check(self.exchange, method.name, method.reduce)
-            self.rule = filter.rule(self.rule)
+        self.rule = rule_of(method.reduce, self.filters)
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
         self.state: Any = method.start(self.setup)
         self.round = 0
-        self._cohorts: list[list[int]] = []  # of the first rounds, where they are random
         if ensemble and data.central_test is None:
             raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
         if choice == "diverse" and self.state.clients is None:
@@ -155,13 +153,11 @@ class Federation:
     def participants(self, round: int) -> list[int]:
         """The cohort of a round."""
         total = len(self.data.clients)
-        number = participants_per_round(self.participation, total)
-        if number >= total:
-            return list(range(total))
+        number = selection.participants_per_round(self.participation, total)
+        if self.choice == "random" or number >= total:
+            return selection.random_cohort(self.seed, total, self.participation, round)
         stream = seeds.torch_stream(self.seed, "participation", round)
-        if self.choice == "diverse":
-            return selection.diverse_choice(self.state.clients, self.capability, number, stream)
-        return selection.random_choice(total, number, stream)
+        return selection.diverse_choice(self.state.clients, self.capability, number, stream)
 
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.rounds:
@@ -193,7 +189,7 @@ class Federation:
         measures |= _mean_values([o.measures for o in received.outcomes.values()])
         measures |= self.method.describe(self.state, round).numbers
         for filter in self.filters:
-            measures |= filter.describe(self.releases(round))
+            measures |= filter.describe(self.most_often(round), self.exchange)
         terms |= self._teach(round)  # before the evaluation, because its result is what clients are sent next
         record = Record(round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures)
         record.seconds = time.perf_counter() - start_time
@@ -211,16 +207,11 @@ class Federation:
             reduced = filter.arrive(reduced)
         self.state = self.method.update(self.state, reduced, round, self.setup)
 
-    def releases(self, rounds: int) -> int:
-        """The number of the first rounds in which the client that took part most often took part.
-
-        Where clients are chosen by what they sent, every round counts for everybody.
-        """
-        if self.choice != "random" or self.participation >= 1:
-            return rounds
-        while len(self._cohorts) < rounds:
-            self._cohorts.append(self.participants(len(self._cohorts) + 1))
-        return max(Counter(client for cohort in self._cohorts[:rounds] for client in cohort).values(), default=0)
+    def most_often(self, rounds: int) -> int:
+        """In how many of the first so many rounds the client that takes part most often takes part."""
+        if self.choice != "random":
+            return rounds  # clients are chosen by what they sent, so every round may count for everybody
+        return selection.most_often(self.seed, len(self.data.clients), self.participation, rounds)
 
     def _teach(self, round: int) -> dict[str, float]:
         """Train the server's model, where the method has a teacher. Where this becomes NaN, the server keeps its state."""
@@ -390,11 +381,6 @@ def _spread(evaluated: Sequence[int], number: int) -> frozenset[int]:
     if number < 2 or len(evaluated) <= number:
         return frozenset(evaluated[-number:] if number else ())
     return frozenset(evaluated[round(k * (len(evaluated) - 1) / (number - 1))] for k in range(number))
-
-
-def participants_per_round(participation: float, clients: int) -> int:
-    """The number of clients in a round, ⌊ρN⌋, at least one."""
-    return max(1, math.floor(participation * clients + 1e-9))
 
 
 def _mean_terms(outcomes: Sequence[Outcome]) -> dict[str, float]:

@@ -42,6 +42,7 @@ class Departure:
     round: int
     received: Received
     trained: TrainedOutputs
+    rule: Reduce
     normals: Normals
     """The client's own noise: from the seed in a simulation, from the operating system at a real site."""
 
@@ -113,11 +114,12 @@ class Filter:
         """
         return sums
 
-    def describe(self, releases: int) -> Mapping[str, float]:
+    def describe(self, rounds: int, exchange: Exchange) -> Mapping[str, float]:
         """What the record of a round says of this filter.
 
         Args:
-            releases: the number of rounds so far in which the client that took part most often took part.
+            rounds: the number of rounds so far in which the client that took part most often took part.
+            exchange: what the method exchanges.
 
         Returns:
             numbers by name, by default none.
@@ -218,6 +220,18 @@ class Quantise(Filter):
         tensors = {n: v for n, v in upload.tensors.items() if not n.startswith(SCALE)}
         main = banks.pop("", None)
         return replace(upload, bank=main, banks=banks, weights=weights, tensors=tensors)
+
+
+def rule_of(rule: Reduce, filters: Sequence[Filter]) -> Reduce:
+    """The rule by which uploads that went through filters are reduced.
+
+    Args:
+        rule: the method's own.
+        filters: in the order in which they act at the client.
+    """
+    for part in filters:
+        rule = part.rule(rule)
+    return rule
 
 
 def left(filters: Sequence[Filter], upload: Bundle, departure: Departure) -> Bundle:
