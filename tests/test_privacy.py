@@ -257,7 +257,20 @@ def test_epsilon_stands_in_the_record_and_the_run_ends_at_the_budget(tmp_path):
     assert 1 < len(rows) == allowed < 30 and result.summary["rounds"] == allowed
     assert spent == [accountant.epsilon(4.0, n + 1, 1e-5) for n in range(allowed)]
     assert spent[-1] <= 3 < accountant.epsilon(4.0, allowed + 1, 1e-5)
-    assert result.summary["epsilon"] == spent[-1] and result.summary["delta"] == 1e-5
+    assert result.summary["privacy"] == {
+        "epsilon": spent[-1],
+        "delta": 1e-5,
+        "unit": "client",
+        "placement": "central",
+        "noise": 4.0,
+    }
+
+
+def test_the_table_has_a_column_and_a_line_for_epsilon(tmp_path):
+    given = given_to("fedproto", rounds=3)
+    pf.compare(["fedproto", "fedproto?privacy=client?epsilon=20"], seeds=[0], jobs=1, out=tmp_path / "c", **given)
+    text = (tmp_path / "c/table.md").read_text()
+    assert "ε" in text and "20.00" in text and "δ = 1e-05 hides the presence of one client" in text
 
 
 def test_a_budget_alone_sets_the_noise_for_all_rounds(tmp_path):
@@ -298,7 +311,8 @@ def test_a_private_run_that_was_stopped_goes_on_with_the_same_noise(tmp_path):
         ("fedapa", "client?epsilon=1", "placement=local"),
         ("fedtgp", "client?epsilon=1", "placement=local"),
         ("local", "client?epsilon=1", "send nothing"),
-        ("fedmps", "client?epsilon=1", "soft_labels"),
+        ("fedmps", "client?epsilon=1", "by itself"),
+        ("caring", "client?epsilon=1", "performance"),
         ("fedavg", "sample?epsilon=1&encoder=fixed", "prototypes alone"),
         ("fedproto", "sample?epsilon=1", "encoder=fixed"),
         ("fedproto", "client", "epsilon"),
@@ -314,7 +328,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(method, privacy, message):
 
 
 def test_a_budget_that_not_even_one_round_fits_is_refused():
-    with pytest.raises(ProtofedError, match="one round with noise=0.5 costs more"):
+    with pytest.raises(ProtofedError, match=r"one round with noise=0\.5 costs more"):
         build(resolve("fedproto", given_to("fedproto", privacy="client?noise=0.5&epsilon=1")))
 
 

@@ -75,7 +75,7 @@ class ArchitectureSettings:
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """The held-out samples, the holders of labels, and the filters of uploads."""
+    """The held-out samples, and the holders of labels."""
 
     test: Annotated[
         Literal["central", "local"],
@@ -106,6 +106,12 @@ class SplitSettings:
         float,
         Field(gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"),
     ] = 0.5
+
+
+@dataclass(frozen=True)
+class ProtectionSettings:
+    """What is done to uploads on their way to the server."""
+
     filters: Annotated[
         tuple[str, ...],
         Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),
@@ -149,6 +155,7 @@ class General(  # fields come from the last base to the first
     EngineSettings,
     RecordSettings,
     AugmentSettings,
+    ProtectionSettings,
     SplitSettings,
     ArchitectureSettings,
     LocalSettings,

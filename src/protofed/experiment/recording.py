@@ -14,6 +14,8 @@ from .. import wire
 from ..data.types import FederatedData
 from ..evaluate.confusion import PREDICTIONS
 from ..federation import Federation, Record
+from ..privacy.mechanism import mechanisms
+from ..registry import parse_part
 from ..results.folder import History
 from ..results.rows import FORMAT, LAST, ClientsRow, EvaluationRow, RoundRow
 from ..version import __version__
@@ -175,6 +177,11 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measured:
         summary["measures"] = dict(measured[-1])
+    if settings.general.privacy:
+        mechanism = parse_part(mechanisms, settings.general.privacy)
+        spent = rounds[-1].get("measures", {}).get("epsilon") if rounds else None
+        guarantee = {"unit": mechanism.name, "placement": mechanism.placement, "noise": mechanism.noise}
+        summary["privacy"] = {"epsilon": spent, "delta": mechanism.delta, **guarantee}
     note = settings.method.describe(federation.state, federation.round).note
     if note:
         summary["notes"] = [note]

@@ -61,6 +61,8 @@ class Filter:
 
     registry: ClassVar[Registry[Filter]] = Registry("filter")
     name: ClassVar[str]
+    setting: ClassVar[str] = "filters"
+    """The setting by which it is chosen, for errors."""
 
     def check(self, exchange: Exchange, owner: str, rule: Reduce) -> None:
         """Refuse a method for which the filter makes no sense.
@@ -74,7 +76,9 @@ class Filter:
             ProtofedError: one line that says why.
         """
         if not exchange.up:
-            raise ProtofedError(f"filters: {self.name} acts on what clients send, and clients of {owner} send nothing")
+            raise ProtofedError(
+                f"{self.setting}: {self.name} acts on what clients send, and clients of {owner} send nothing"
+            )
 
     def rule(self, rule: Reduce) -> Reduce:
         """The rule by which the server reduces uploads that went through this filter; by default the method's own."""

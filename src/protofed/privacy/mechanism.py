@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ class SphereMean(Mean):
 @dataclass(frozen=True)
 class Privacy(Filter):
     """Bounded contributions with Gaussian noise. The subclasses say whom it protects."""
+
+    setting: ClassVar[str] = "privacy"
 
     placement: Literal["central", "local"] = "central"
     clip: float = 1.0  # bound on the norm of an embedding or a prototype
@@ -122,10 +124,9 @@ class Privacy(Filter):
         return mechanism, rounds
 
     def describe(self, rounds: int, exchange: Exchange) -> Mapping[str, float]:
-        """ε after so many rounds of the client that took part most often, and δ."""
+        """ε after so many rounds of the client that took part most often."""
         assert self.noise is not None
-        releases = len(exchange.up) * rounds
-        return {"epsilon": accountant.epsilon(self.noise, releases, self.delta), "delta": self.delta}
+        return {"epsilon": accountant.epsilon(self.noise, len(exchange.up) * rounds, self.delta)}
 
     # --- at the client --------------------------------------------------------------------------------------------
     def sensitivity(self, classes: int) -> float:

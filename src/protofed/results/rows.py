@@ -95,6 +95,7 @@ class Summary(TypedDict):
     client_rounds: NotRequired[int]
     empty_rounds: NotRequired[int]
     failure: NotRequired[str | None]
+    privacy: NotRequired[dict[str, Any]]
 
 
 _SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {
