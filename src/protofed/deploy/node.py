@@ -6,6 +6,7 @@ travels: the server names a method and its settings, and the node runs what is i
 | in the folder | what it is |
 | --- | --- |
 | `card.json` | what the site says of itself |
+| `privacy.json` | what its messages have cost in differential privacy, over all runs |
 | `runs/RUN/begin.json` | what the server said when the run began |
 | `runs/RUN/round-000012.safetensors` | the state of this site after a round: its model, its optimiser, its memory |
 | `runs/RUN/model.safetensors`, `prototypes.safetensors`, `README.md` | what the run leaves to the site |
@@ -29,15 +30,17 @@ from ..data.fingerprint import fingerprint
 from ..data.types import ClientData, FederatedData, Unlabelled
 from ..errors import ProtofedError
 from ..experiment.architectures import make as make_model
-from ..experiment.run import engine_inputs
+from ..experiment.run import engine_inputs, mechanism_of
 from ..experiment.settings import AutoModel, Settings, resolve
 from ..federation.checkpoint import StoredStates, write_states, write_tensors
 from ..federation.local import ClientState
 from ..federation.site import Site, opened, sealed
 from ..grammar import write_choice
+from ..privacy.mechanism import Privacy
 from ..registry import as_options
 from ..wire import WireError
 from .cards import Card, federation_data, stand_in
+from .ledger import PrivacyLedger
 from .policy import Policy, Refusal
 
 log = logging.getLogger("protofed")
@@ -119,6 +122,7 @@ class Node:
         self.name, self.folder, self.data, self.model = name, folder, data, model
         self.policy = policy or Policy()
         self.runs: dict[str, tuple[Site, RoundStates]] = {}
+        self.ledger = PrivacyLedger(folder / "privacy.json")
         self._heard: dict[str, tuple[Any, int]] = {}  # by run: the server's session, and its newest message's number
         folder.mkdir(parents=True, exist_ok=True)
         disk.write_atomically(folder / "card.json", (json.dumps(self.card().to_json(), indent=1) + "\n").encode())
@@ -209,7 +213,9 @@ class Node:
             raise WireError(f"server's message: it begins no run ({type(error).__name__}: {error})") from None
         settings = resolve(None, given)
         general = settings.general
-        self.policy.check_run(settings.method, general.rounds, len(general.filters))
+        mechanism = mechanism_of(settings)
+        filters = len(general.filters) + (mechanism is not None)
+        self.policy.check_run(settings.method, general.rounds, filters, mechanism)
         if not 0 <= client < len(cards) or cards[client].name != self.name or cards[client].model != self.model:
             raise Refusal("the server takes this site for another one, or for one with another network")
         data = site_data(self.data, settings, cards, client, classes, number)
@@ -233,6 +239,10 @@ class Node:
         about, upload = opened(reply, "reply")
         if about["returned"]:
             upload = self.policy.filtered(upload)
+        mechanism = next((f for f in site.engine.task.filters if isinstance(f, Privacy)), None)
+        if mechanism is not None:
+            about = {**about, "terms": {}, "pseudo": {}, "measures": {}}  # the guarantee would not cover them
+            self.ledger.spend(header["run"], mechanism, len(site.engine.method.exchange.up), self.policy)
         received = wire.decode(payload, "server's message")
         self._leave_prototypes(header["run"], received)
         if not self.policy.measures:  # no evaluation will come, after which the site's model is written otherwise

@@ -23,6 +23,7 @@ from .. import wire
 from ..bank import PrototypeBank
 from ..errors import ProtofedError, first_problem
 from ..methods.base import Method
+from ..privacy.mechanism import Privacy
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,6 +47,9 @@ class Policy:
     max_rounds: int = 1_000_000
     measures: bool = True
     embeddings: bool = False
+    epsilon: float | None = None
+    delta: float = 1e-5
+    trust_server: bool = True
 
     @classmethod
     def read(cls, file: Path) -> Policy:
@@ -69,14 +73,19 @@ class Policy:
                 raise ProtofedError(f"{file}: kinds: {kind!r}; expected some of {', '.join(KINDS)}")
         return policy
 
-    def check_run(self, method: Method, rounds: int, filters: int = 0) -> None:
+    def check_run(self, method: Method, rounds: int, filters: int = 0, mechanism: Privacy | None = None) -> None:
         """Refuse a run before it begins, where its method or what it would send is not allowed.
 
         Args:
             method: The method, with its settings.
             rounds: How many rounds the run has.
             filters: How many filters change uploads before they leave; after them nobody can count samples.
+            mechanism: The run's differential privacy, where it has any.
         """
+        if self.epsilon is not None and mechanism is None:
+            raise Refusal(f"this site's policy asks for differential privacy (epsilon = {self.epsilon:g})")
+        if mechanism is not None and not self.trust_server and mechanism.placement == "central":
+            raise Refusal("this site's policy does not trust the server with noise: set placement=local")
         if filters and self.min_samples > 1:
             raise Refusal("this site's policy counts the samples behind a prototype, which filters hide")
         if self.methods and method.name not in self.methods:

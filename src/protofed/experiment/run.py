@@ -23,7 +23,7 @@ from ..federation.choose import EngineInputs, make_engine, threads_kept
 from ..federation.engine import Engine
 from ..outcome import Result
 from ..parts.filters import Filter
-from ..privacy.mechanism import mechanisms
+from ..privacy.mechanism import Privacy, mechanisms
 from ..registry import as_text, parse_part
 from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
 from ..results.read import is_run, read_finished
@@ -101,6 +101,11 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     return settings, make_federation(settings, engine, inputs, names)
 
 
+def mechanism_of(settings: Settings) -> Privacy | None:
+    """The differential privacy of a run, where its settings have any."""
+    return parse_part(mechanisms, settings.general.privacy) if settings.general.privacy else None
+
+
 def filters_of(settings: Settings, clients: int) -> tuple[Settings, tuple[Filter, ...]]:
     """The filters of a run, in the order in which they act at a client.
 
@@ -113,7 +118,8 @@ def filters_of(settings: Settings, clients: int) -> tuple[Settings, tuple[Filter
     """
     g, method = settings.general, settings.method
     filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
-    if not g.privacy:
+    asked = mechanism_of(settings)
+    if asked is None:
         return settings, filters
 
     def most_often(rounds: int) -> int:
@@ -121,7 +127,7 @@ def filters_of(settings: Settings, clients: int) -> tuple[Settings, tuple[Filter
             return rounds
         return selection.most_often(g.seed, clients, g.participation, rounds)
 
-    mechanism, rounds = parse_part(mechanisms, g.privacy).planned(method.exchange, g.rounds, most_often)
+    mechanism, rounds = asked.planned(method.exchange, g.rounds, most_often)
     if rounds < g.rounds:
         log.warning("the privacy budget allows %d of %d rounds", rounds, g.rounds)
     return settings.with_general(privacy=as_text(mechanism), rounds=rounds), (mechanism, *filters)
