@@ -38,7 +38,7 @@ from ..grammar import write_choice
 from ..registry import as_options
 from ..wire import WireError
 from .cards import Card, federation_data, stand_in
-from .policy import Policy, Refusal
+from .policy import Policy, Refusal, refuse_attack
 
 log = logging.getLogger("protofed")
 RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -209,6 +209,7 @@ class Node:
             raise WireError(f"server's message: it begins no run ({type(error).__name__}: {error})") from None
         settings = resolve(None, given)
         general = settings.general
+        refuse_attack(general.attack)
         self.policy.check_run(settings.method, general.rounds, len(general.filters))
         if not 0 <= client < len(cards) or cards[client].name != self.name or cards[client].model != self.model:
             raise Refusal("the server takes this site for another one, or for one with another network")

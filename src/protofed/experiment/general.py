@@ -75,7 +75,7 @@ class ArchitectureSettings:
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """The held-out samples, the holders of labels, and the filters of uploads."""
+    """The held-out samples, the holders of labels, the attackers, and the filters of uploads."""
 
     test: Annotated[
         Literal["central", "local"],
@@ -106,6 +106,10 @@ class SplitSettings:
         float,
         Field(gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"),
     ] = 0.5
+    attack: Annotated[
+        str,
+        Field(description="what some clients of a simulation do to spoil the result: sign-flip?share=0.2&scale=5"),
+    ] = ""
     filters: Annotated[
         tuple[str, ...],
         Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),

@@ -16,6 +16,7 @@ import torch
 from ..data import Dataset, federate
 from ..data.augment import Augmentation, augmentation
 from ..data.fingerprint import fingerprint
+from ..data.poison import relabelled, triggered
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale
@@ -23,6 +24,7 @@ from ..federation.choose import EngineInputs, make_engine, threads_kept
 from ..federation.engine import Engine
 from ..federation.rounds import participants_per_round
 from ..outcome import Result
+from ..parts.attacks import Attack, Attackers, Backdoor, with_trigger
 from ..parts.filters import Filter
 from ..registry import parse_part
 from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
@@ -113,6 +115,7 @@ def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, En
         client's architecture.
     """
     g, method = settings.general, settings.method
+    data, attack = under_attack(settings, data)
     if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
         data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
@@ -122,9 +125,30 @@ def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, En
         settings = replace(settings, model=settings.model.for_data(data))
     per_round = participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
-    filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
+    filters = (*attack, *(parse_part(Filter.registry, text) for text in g.filters))
     inputs = EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
     return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
+
+
+def under_attack(settings: Settings, data: FederatedData) -> tuple[FederatedData, tuple[Attackers, ...]]:
+    """The data as attackers have changed it, and the filter by which they act; none where there is no attack.
+
+    Args:
+        settings: The settings of the run.
+        data: The data of all clients.
+    """
+    g = settings.general
+    if not g.attack:
+        return data, ()
+    attack = parse_part(Attack.registry, g.attack)
+    if len(data.clients) < 2:
+        raise ProtofedError(f"attack={g.attack}: one client alone cannot be attacked by others")
+    clients, owner = attack.attackers(len(data.clients), g.seed), f"attack={g.attack}"
+    if attack.labels is not None:
+        data = relabelled(data, clients, attack.labels, owner)
+    if isinstance(attack, Backdoor):
+        data = triggered(data, clients, with_trigger, attack.target, attack.poison, owner)
+    return data, (Attackers(attack, clients, g.seed),)
 
 
 def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, names: tuple[str, ...]) -> Federation:

@@ -27,6 +27,7 @@ from ..federation.optimiser import LocalSettings
 from ..grammar import parse_pairs
 from ..methods.base import Method
 from ..models.base import ModelSpec
+from ..parts.attacks import Attack
 from ..parts.filters import Filter
 from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
@@ -198,6 +199,9 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
         architectures.make(entry)  # a wrong entry is an error before anything runs
     for entry in settings.general.filters:
         parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name, settings.method.reduce)
+    if settings.general.attack:
+        attack = parse_part(Attack.registry, settings.general.attack)
+        attack.check(settings.method.exchange, settings.method.name)
     settings.method.reduce.check(settings.method.exchange, settings.method.name)
     return settings
 
