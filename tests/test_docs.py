@@ -28,8 +28,9 @@ from protofed.cli import app
 from protofed.experiment.compare import make_grid, parse_axes, parse_words
 from protofed.experiment.settings import PARTS, REGISTRIES, combine, general_keys, parse_pairs, read_toml, resolve
 from protofed.parts import Reduce
+from protofed.parts.attacks import Attack
 from protofed.parts.filters import Filter
-from protofed.registry import as_text
+from protofed.registry import as_text, parse_part
 from protofed.schedules import Ramp, Weight
 
 if sys.version_info >= (3, 11):
@@ -439,6 +440,11 @@ def test_what_is_said_of_reduces_and_filters_works():
     filters = re.findall(r"^\| `([^`]+)`", text.split("| filter |")[1].split("\n\n")[0], flags=re.M)
     assert {entry.split("?")[0] for entry in filters} == set(Filter.registry.names())
     assert resolve("fedproto", {"filters": filters}).general.filters == tuple(filters)
+    attacks = re.findall(r"^\| `([^`]+)`", text.split("| attack |")[1].split("\n\n")[0], flags=re.M)
+    assert {entry.split("?")[0] for entry in attacks} == set(Attack.registry.names())
+    for entry in attacks:
+        attack = parse_part(Attack.registry, entry)
+        assert attack == type(attack)()  # what is shown are the defaults
     having = [name for name in methods.available() if "reduce" in methods.registry.options(name)]
     assert len(having) == 10  # as pages say
     shares = {"fl2", "semifl"}

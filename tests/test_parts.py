@@ -25,7 +25,24 @@ from protofed.experiment.settings import resolve
 from protofed.federation import rounds
 from protofed.methods.base import Method, registry
 from protofed.models.skeleton import Skeleton
-from protofed.parts import CE, Clip, Each, Filter, Mean, Median, Quantise, Reduce, Running, Term, Trimmed, Upload
+from protofed.parts import (
+    CE,
+    Bounded,
+    Clip,
+    Each,
+    Filter,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    Quantise,
+    Reduce,
+    Running,
+    Term,
+    Trimmed,
+    Upload,
+)
 from protofed.schedules import Ramp
 from protofed.wire import Bundle, WireError
 from support.departure import departure
@@ -88,8 +105,8 @@ def upload(client, seed, weights=True, bank=True):
     return Upload(client, float(1 + seed % 5), Bundle(own, weights=model, scalars={"n": float(seed)}))
 
 
-def reduced(rule, uploads, cuts=()):
-    running = Running(rule)
+def reduced(rule, uploads, cuts=(), sent=None):
+    running = Running(rule, sent)
     edges = [0, *sorted(cuts), len(uploads)]
     for begin, end in pairwise(edges):
         if begin < end:
@@ -97,7 +114,15 @@ def reduced(rule, uploads, cuts=()):
     return running.result()
 
 
-RULES = [Mean("size"), Mean("holders"), Mean("directions"), Median(), Trimmed(0.3)]
+ROBUST = {
+    Median(): aggregate.median,
+    Trimmed(0.3): lambda banks: aggregate.trimmed_mean(banks, 0.3),
+    GeometricMedian(): aggregate.geometric_median,
+    Krum(): aggregate.krum,
+    MultiKrum(0.3): lambda banks: aggregate.multi_krum(banks, 0.3),
+    Bounded(): aggregate.bounded_mean,
+}
+RULES = [Mean("size"), Mean("holders"), Mean("directions"), *ROBUST]
 BY_HAND = {
     "size": aggregate.weighted_mean,
     "holders": aggregate.mean,
@@ -132,16 +157,55 @@ def test_a_mean_is_the_rule_on_the_whole_stack(by):
     assert result.scalars["n"] == pytest.approx(sum(7 * k for k in range(6)) / 6)
 
 
-@pytest.mark.parametrize(("rule", "by_hand"), [(Median(), aggregate.median), (Trimmed(0.3), aggregate.trimmed_mean)])
-def test_robust_rules_take_weights_too(rule, by_hand):
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_robust_rules_take_weights_too(rule):
+    """The whole model is one vector, and what is looked at is how it changed from what was sent."""
     uploads = [upload(k, 3 * k + 1) for k in range(7)]
-    options = {"trim": 0.3} if isinstance(rule, Trimmed) else {}
-    result = reduced(rule, uploads)
-    expected = by_hand(PrototypeBank.stack([u.content.bank for u in uploads]), **options)
-    torch.testing.assert_close(result.bank.means, expected.means)
-    values = torch.stack([u.content.weights["a"] for u in uploads]).sort(0).values
-    naive = values[3] if isinstance(rule, Median) else values[2:5].mean(0)
-    torch.testing.assert_close(result.weights["a"], naive)
+    sent = {name: torch.full_like(value, 0.5) for name, value in uploads[0].content.weights.items()}
+    result = reduced(rule, uploads, sent=sent)
+    banks = PrototypeBank.stack([u.content.bank for u in uploads])
+    assert not bool((banks.known.sum(0) == 2).any())
+    torch.testing.assert_close(result.bank.means, ROBUST[rule](banks).means)
+    vectors = [torch.cat([u.content.weights[n].flatten() - 0.5 for n in ("a", "b")]) for u in uploads]
+    expected = 0.5 + ROBUST[rule](PrototypeBank(torch.stack(vectors)[:, None], torch.ones(7, 1))).means[0]
+    torch.testing.assert_close(torch.cat([result.weights[n].flatten() for n in ("a", "b")]), expected)
+    assert result.scalars == {"n": 10.0}  # the median of 1, 4, …, 19
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_robust_rules_reduce_each_architecture_by_itself(rule):
+    def marked(k, u):
+        return u._replace(content=replace(u.content, weights={f"{k}:{n}": v for n, v in u.content.weights.items()}))
+
+    ones, twos = ([upload(10 * k + j, 17 * k + j) for j in range(4)] for k in range(2))
+    both = reduced(rule, [marked(k, u) for pair in zip(ones, twos, strict=True) for k, u in enumerate(pair)])
+    for k, uploads in enumerate((ones, twos)):
+        for name, value in reduced(rule, uploads).weights.items():
+            torch.testing.assert_close(both.weights[f"{k}:{name}"], value)
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_of_two_clients_the_smaller_change_is_taken(rule):
+    sent = {"a": torch.full((2, 3), 7.0), "b": torch.full((4,), -7.0)}
+    near, far = ({n: v + by for n, v in sent.items()} for by in (0.1, -50.0))
+    pair = [Upload(0, 1.0, Bundle(weights=far)), Upload(1, 1.0, Bundle(weights=near))]
+    for name, value in reduced(rule, pair, sent=sent).weights.items():
+        torch.testing.assert_close(value, near[name])
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_one_client_is_taken_as_it_is(rule):
+    one = upload(0, 5)
+    result = reduced(rule, [one])
+    torch.testing.assert_close(result.bank.means, one.content.bank.means)
+    assert all(torch.equal(v, one.content.weights[n]) for n, v in result.weights.items())
+
+
+@pytest.mark.parametrize("text", ["krum?attackers=0.5", "multi-krum?attackers=-1", "bounded?factor=0", "median?x=1"])
+def test_a_wrong_rule_is_said_in_one_line(text):
+    with pytest.raises(ProtofedError) as refused:
+        resolve("fedproto", given_to("fedproto", reduce=text))
+    assert "\n" not in str(refused.value)
 
 
 def test_additive_rules_keep_nothing_and_the_others_say_so():
@@ -168,7 +232,14 @@ def test_weights_are_averaged_within_each_architecture():
 
 
 @pytest.mark.parametrize(
-    "rule", slow_but("median", ["median", "trimmed?share=0.3", "mean?by=holders", "mean?by=size", "mean?by=directions"])
+    "rule",
+    slow_but(
+        ("median", "krum"),
+        [
+            *("median", "trimmed?share=0.3", "geometric-median", "krum", "multi-krum", "bounded"),
+            *("mean?by=holders", "mean?by=size", "mean?by=directions"),
+        ],
+    ),
 )
 @pytest.mark.parametrize("method", methods.available())
 def test_every_rule_with_every_method_runs_or_is_refused_in_one_line(method, rule):
@@ -257,7 +328,7 @@ def test_sums_are_the_mean_times_the_holders(rule):
 
 def test_weights_keep_their_precision():
     one = Upload(0, 3.0, Bundle(weights={"a": torch.ones(2, dtype=torch.float64), "b": torch.ones(2)}))
-    for rule in (Mean("size"), Median(), Each(averages=True)):
+    for rule in (Mean("size"), *ROBUST, Each(averages=True)):
         weights = reduced(rule, [one, one._replace(client=1)]).weights
         assert {n: w.dtype for n, w in weights.items()} == {"a": torch.float64, "b": torch.float32}
 

@@ -41,7 +41,7 @@ from ..registry import as_options
 from ..wire import WireError
 from .cards import Card, federation_data, stand_in
 from .ledger import PrivacyLedger
-from .policy import Policy, Refusal
+from .policy import Policy, Refusal, refuse_attack
 
 log = logging.getLogger("protofed")
 RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -213,6 +213,7 @@ class Node:
             raise WireError(f"server's message: it begins no run ({type(error).__name__}: {error})") from None
         settings = resolve(None, given)
         general = settings.general
+        refuse_attack(general.attack)
         mechanism = mechanism_of(settings)
         filters = len(general.filters) + (mechanism is not None)
         self.policy.check_run(settings.method, general.rounds, filters, mechanism)

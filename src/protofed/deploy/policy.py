@@ -121,3 +121,13 @@ def kind_of(part: wire.exchange.Part) -> str:
     return {"bank": "prototypes", "weights": "weights", "models": "weights", "array": "weights"}.get(
         part.kind, "scalars"
     )
+
+
+def refuse_attack(attack: str) -> None:
+    """Refuse a run between sites in which clients are told to attack.
+
+    Args:
+        attack: The setting of that name.
+    """
+    if attack:
+        raise ProtofedError(f"attack={attack}: attacks are for simulations; a run between sites has none")

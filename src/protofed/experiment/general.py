@@ -110,8 +110,12 @@ class SplitSettings:
 
 @dataclass(frozen=True)
 class ProtectionSettings:
-    """What is done to uploads on their way to the server."""
+    """Clients that attack, and what is done to uploads on their way to the server."""
 
+    attack: Annotated[
+        str,
+        Field(description="what some clients of a simulation do to spoil the result: sign-flip?share=0.2&scale=5"),
+    ] = ""
     filters: Annotated[
         tuple[str, ...],
         Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),

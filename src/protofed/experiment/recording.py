@@ -14,6 +14,7 @@ from .. import wire
 from ..data.types import FederatedData
 from ..evaluate.confusion import PREDICTIONS
 from ..federation import Federation, Record
+from ..parts.attacks import Attackers
 from ..privacy.mechanism import mechanisms
 from ..registry import parse_part
 from ..results.folder import History
@@ -21,7 +22,7 @@ from ..results.rows import FORMAT, LAST, ClientsRow, EvaluationRow, RoundRow
 from ..version import __version__
 from .settings import Settings
 
-MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_")
+MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_", "attack_success")
 MOST_CLIENTS = 1000  # whose accuracies a summary lists
 
 
@@ -183,8 +184,11 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         guarantee = {"unit": mechanism.name, "placement": mechanism.placement, "noise": mechanism.noise}
         summary["privacy"] = {"epsilon": spent, "delta": mechanism.delta, **guarantee}
     note = settings.method.describe(federation.state, federation.round).note
-    if note:
-        summary["notes"] = [note]
+    notes = [*(f.note for f in federation.filters if isinstance(f, Attackers)), *([note] if note else [])]
+    if notes:
+        summary["notes"] = notes
+    if federation.attackers:
+        summary["attackers"] = sorted(federation.attackers)
     return {**summary, **_costs(rounds), **_about(federation)}
 
 

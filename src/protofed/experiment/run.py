@@ -16,12 +16,14 @@ import torch
 from ..data import Dataset, federate
 from ..data.augment import Augmentation, augmentation
 from ..data.fingerprint import fingerprint
+from ..data.poison import relabelled, triggered
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale, selection
 from ..federation.choose import EngineInputs, make_engine, threads_kept
 from ..federation.engine import Engine
 from ..outcome import Result
+from ..parts.attacks import Attack, Attackers, Backdoor, with_trigger
 from ..parts.filters import Filter
 from ..privacy.mechanism import Privacy, mechanisms
 from ..registry import as_text, parse_part
@@ -106,18 +108,21 @@ def mechanism_of(settings: Settings) -> Privacy | None:
     return parse_part(mechanisms, settings.general.privacy) if settings.general.privacy else None
 
 
-def filters_of(settings: Settings, clients: int) -> tuple[Settings, tuple[Filter, ...]]:
+def filters_of(
+    settings: Settings, clients: int, attack: tuple[Filter, ...] = ()
+) -> tuple[Settings, tuple[Filter, ...]]:
     """The filters of a run, in the order in which they act at a client.
 
     Args:
         settings: The settings of the run.
         clients: The number of clients.
+        attack: What attackers do, who need not keep to bounds: after privacy, and before compression.
 
     Returns:
         The settings, with the noise and the number of rounds that a privacy budget allows, and the filters.
     """
     g, method = settings.general, settings.method
-    filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
+    filters = (*attack, *(parse_part(Filter.registry, text) for text in g.filters))
     asked = mechanism_of(settings)
     if asked is None:
         return settings, filters
@@ -148,6 +153,7 @@ def engine_inputs(
         client's architecture.
     """
     g, method = settings.general, settings.method
+    data, attack = under_attack(settings, data)
     if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
         data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
@@ -157,11 +163,32 @@ def engine_inputs(
         settings = replace(settings, model=settings.model.for_data(data))
     per_round = selection.participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
-    settings, filters = filters_of(settings, len(data.clients))
+    settings, filters = filters_of(settings, len(data.clients), attack)
     inputs = EngineInputs(
         method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters, secret
     )
     return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
+
+
+def under_attack(settings: Settings, data: FederatedData) -> tuple[FederatedData, tuple[Attackers, ...]]:
+    """The data as attackers have changed it, and the filter by which they act; none where there is no attack.
+
+    Args:
+        settings: The settings of the run.
+        data: The data of all clients.
+    """
+    g = settings.general
+    if not g.attack:
+        return data, ()
+    attack = parse_part(Attack.registry, g.attack)
+    if len(data.clients) < 2:
+        raise ProtofedError(f"attack={g.attack}: one client alone cannot be attacked by others")
+    clients, owner = attack.attackers(len(data.clients), g.seed), f"attack={g.attack}"
+    if attack.labels is not None:
+        data = relabelled(data, clients, attack.labels, owner)
+    if isinstance(attack, Backdoor):
+        data = triggered(data, clients, with_trigger, attack.target, attack.poison, owner)
+    return data, (Attackers(attack, clients, g.seed),)
 
 
 def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, names: tuple[str, ...]) -> Federation:

@@ -27,6 +27,7 @@ from ..federation.optimiser import LocalSettings
 from ..grammar import parse_pairs
 from ..methods.base import Method
 from ..models.base import ModelSpec
+from ..parts.attacks import Attack
 from ..parts.filters import Filter
 from ..privacy.mechanism import mechanisms
 from ..registry import Registry, as_options, coerce, parse_part
@@ -203,6 +204,8 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
         filters.append(parse_part(mechanisms, settings.general.privacy))
     for filter in filters:
         filter.check(chosen_method.exchange, chosen_method.name, chosen_method.reduce)
+    if settings.general.attack:
+        parse_part(Attack.registry, settings.general.attack).check(chosen_method.exchange, chosen_method.name)
     chosen_method.reduce.check(chosen_method.exchange, chosen_method.name)
     return settings
 

@@ -23,6 +23,7 @@ from ..methods.base import Method
 from ..methods.client import Weights
 from ..methods.server import Setup
 from ..parts import Running, Upload
+from ..parts.attacks import Attackers
 from ..parts.filters import Arrival, Filter, restored, rule_of
 from ..wire import Bundle
 from ..wire.exchange import SAMPLES
@@ -52,7 +53,7 @@ class Record:
     scores: list[Scores] | None = None
     """The scores of the clients that were evaluated, in the order of the clients."""
     absent: list[int] = field(default_factory=list)
-    """The clients that could not be evaluated, as they could not be reached or would not."""
+    """The clients that were not evaluated: attackers, and those that could not be reached or would not."""
     validation: list[Scores] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
@@ -119,6 +120,7 @@ class Federation:
         """
         self.method, self.engine, self.data = method, engine, data
         self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
+        self.attackers = frozenset(c for f in self.filters if isinstance(f, Attackers) for c in f.clients)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
@@ -183,7 +185,8 @@ class Federation:
         elif cohort and len(received.dropped) == len(cohort):
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
         self.round = round
-        terms = _mean_terms([o for c, o in received.outcomes.items() if c not in received.dropped])
+        left_out = received.dropped.keys() | self.attackers
+        terms = _mean_terms([o for c, o in received.outcomes.items() if c not in left_out])
         loss = sum(terms.values()) if terms else math.nan
         measures = pooled([o.pseudo for o in received.outcomes.values()])
         measures |= _mean_values([o.measures for o in received.outcomes.values()])
@@ -193,6 +196,8 @@ class Federation:
         terms |= self._teach(round)  # before the evaluation, because its result is what clients are sent next
         record = Record(round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures)
         record.seconds = time.perf_counter() - start_time
+        if round == 1:
+            record.notes += [filter.note for filter in self.filters if isinstance(filter, Attackers)]
         if round in self.evaluated:
             self._evaluate(record)
         return record
@@ -317,7 +322,8 @@ class Federation:
     def _evaluate(self, record: Record) -> None:
         """Score every client by what it holds and what it will be sent in the next round."""
         clients = range(len(self.data.clients))
-        downloads, _ = self.downloads(clients, record.round + 1, self.method.predict.reads)
+        honest = [client for client in clients if client not in self.attackers]
+        downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
         options = replace(self.evaluation, snapshot=record.snapshot)
@@ -338,6 +344,7 @@ class Federation:
             votes = ensemble(record.scores, self.data.central_test.labels)
             record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
             record.scores = [replace(s, votes=None) for s in record.scores]
+        record.metrics |= self._attack_success(downloads)
         if all(c.validation is not None for c in self.data.clients):
             options = replace(self.evaluation, part="validation", votes=False, silhouette=0)
             record.validation = list(self.engine.evaluate(downloads, options).values())
@@ -348,6 +355,15 @@ class Federation:
                 f"validation_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions
             }
             record.metrics["validation"] = figures["accuracy"]
+
+    def _attack_success(self, downloads: Downloads) -> dict[str, float]:
+        """The share of test samples with a trigger that clients take for the class that an attacker wants."""
+        clients = [client for client in downloads.clients if self.data.clients[client].triggered is not None]
+        if not clients:
+            return {}
+        options = replace(self.evaluation, part="triggered", votes=False, silhouette=0)
+        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        return {"attack_success": summarise(scores, prediction=self.method.predict.by, predictions=())["accuracy"]}
 
 
 @dataclass

@@ -4,13 +4,15 @@ from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
 from .filters import Clip, Filter, Quantise
 from .predict import Head, Helpers, Nearest, Predict
 from .received import Received, bank_of
-from .reduce import Each, Mean, Median, Reduce, Reduced, Running, Trimmed, Upload, weighted_average
+from .reduce import Each, Mean, Reduce, Reduced, Running, Upload, weighted_average
+from .robust import Bounded, GeometricMedian, Krum, Median, MultiKrum, Robust, Trimmed
 from .terms import CE, Align, Contrast, Peers, Proximal, Proxy, Spread, Term, terms_of
 
 __all__ = [
     "CE",
     "Align",
     "Batch",
+    "Bounded",
     "Clip",
     "Contrast",
     "Each",
@@ -18,10 +20,13 @@ __all__ = [
     "Epochs",
     "Feed",
     "Filter",
+    "GeometricMedian",
     "Head",
     "Helpers",
+    "Krum",
     "Mean",
     "Median",
+    "MultiKrum",
     "Nearest",
     "Paired",
     "Peers",
@@ -32,6 +37,7 @@ __all__ = [
     "Received",
     "Reduce",
     "Reduced",
+    "Robust",
     "Running",
     "Spread",
     "Step",

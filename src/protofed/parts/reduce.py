@@ -216,56 +216,6 @@ class Mean(Reduce):
 
 
 @dataclass(frozen=True)
-class CoordinateRule(Reduce):
-    """A rule for each coordinate by itself, over the clients that hold a class or have a weight."""
-
-    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        """The rule, applied to a stack of banks."""
-        raise NotImplementedError
-
-    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
-        banks: dict[str, PrototypeBank] = {}
-        sums: dict[str, PrototypeBank] = {}
-        for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
-            stack = PrototypeBank.stack([b[name] for u in uploads if name in (b := u.content.all_banks())])
-            banks[name] = self.of_banks(stack)
-            holders = stack.known.sum(0)[:, None]
-            sums[name] = PrototypeBank(holders * banks[name].means, banks[name].counts)
-        weights: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for u in uploads for name in u.content.weights):
-            values = torch.stack([u.content.weights[name] for u in uploads if name in u.content.weights])
-            one_class = PrototypeBank(values.reshape(len(values), 1, -1), values.new_ones(len(values), 1))
-            weights[name] = self.of_banks(one_class).means.reshape(values.shape[1:])
-        names = dict.fromkeys(name for u in uploads for name in u.content.scalars)
-        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in uploads) / len(uploads) for n in names}
-        return Reduced(banks.pop("", None), banks, weights, scalars, sums)
-
-
-@Reduce.registry.register("median")
-@dataclass(frozen=True)
-class Median(CoordinateRule):
-    """The median of each coordinate, which holds as long as fewer than half of the clients send nonsense."""
-
-    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        return aggregate.median(banks)
-
-
-@Reduce.registry.register("trimmed")
-@dataclass(frozen=True)
-class Trimmed(CoordinateRule):
-    """The mean of each coordinate without the `share` smallest and as many largest values."""
-
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise ValueError("share must be at least 0 and below 0.5")
-
-    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        return aggregate.trimmed_mean(banks, self.share)
-
-
-@dataclass(frozen=True)
 class Each(Reduce):
     """Every upload by itself, for server rules that need them apart.
 
