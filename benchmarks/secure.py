@@ -1,8 +1,9 @@
 """What a secure sum costs by step, at the clients and at the server: `python benchmarks/secure.py [FILE.json]`
 
-100 clients, C = 100 classes of d = 512: 51 200 numbers of class sums and 200 counts. All clients run one after the other in this
-process, on one core, so the clients' seconds are the sum over all of them. `dropping` is the step that a third of the clients no
-longer answer. Each row is the median over `REPEATS` rounds; vectors are random words, since the cost does not depend on them.
+100 clients, C = 100 classes of d = 512: 51 200 numbers of class sums and 200 counts. All clients run one after the other in
+this process, so the seconds of the clients are the sum over all of them; they are CPU seconds, and `wall` is clock time.
+`dropping` is the step that a third of the clients no longer answer. Each row is the median over `REPEATS` rounds. Vectors
+are random words, since the cost does not depend on them.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ def one_sum(dropping: str | None, number: int) -> dict[str, float]:
     gone = set(rng.permutation(CLIENTS)[: CLIENTS // 3].tolist()) if dropping else set()
     context = f"benchmark, round {number}".encode()
     seconds = {f"{side} {step}": 0.0 for side in ("clients", "server") for step in STEPS}
-    begin = last = time.perf_counter()
+    wall, begin = time.perf_counter(), time.process_time()
+    last = begin
     parties = LocalParties(vectors, LENGTH, context, absent={dropping: gone} if dropping else None)
 
     def lap(name: str) -> None:
         nonlocal last
-        now = time.perf_counter()
+        now = time.process_time()
         seconds[name] += now - last
         last = now
 
@@ -46,12 +48,24 @@ def one_sum(dropping: str | None, number: int) -> dict[str, float]:
 
     total = secure_total(ask, range(CLIENTS), LENGTH, context)
     lap("server unmask")
+    wall = time.perf_counter() - wall
     wanted = np.zeros(LENGTH, np.uint64)
     for client in total.contributors:
         wanted += vectors[client]
     assert np.array_equal(total.values, wanted) and set(total.dropped) == gone
     there = next(client for client in range(CLIENTS) if client not in gone)
-    return {**seconds, "seconds": last - begin, "bytes up": total.up[there], "bytes down": total.down[there]}
+    sizes = {"bytes up": total.up[there], "bytes down": total.down[there]}
+    return {**seconds, "seconds": last - begin, "wall": wall, **sizes}
+
+
+def table(rows: list[dict]) -> str:
+    """The rows as they stand in docs/secure-sums.md."""
+    sides = [f"{side} {step}" for side in ("clients", "server") for step in STEPS]
+    lines = [f"| a third leaves at | {' | '.join(sides)} | all |", "| --- |" + " ---: |" * (len(sides) + 1)]
+    for row in rows:
+        cells = " | ".join(f"{row[name]:.2f}" for name in (*sides, "seconds"))
+        lines.append(f"| {row['dropping'] or 'no step'} | {cells} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
@@ -60,8 +74,6 @@ if __name__ == "__main__":
         runs = [one_sum(dropping, number) for number in range(REPEATS)]
         row = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
         rows.append({"clients": CLIENTS, "words": LENGTH, "dropping": dropping, "repeats": REPEATS, **row})
-        print(f"a third gone at {dropping}:" if dropping else "nobody gone:", f"{row['seconds']:.2f} s")
-        for side in ("clients", "server"):
-            print(f"  {side:8}", *(f"{step} {1000 * row[f'{side} {step}']:.0f} ms" for step in STEPS), sep="  ")
+    print(table(rows))
     if sys.argv[1:]:
         Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 import subprocess
 import sys
 from collections import defaultdict
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,6 +38,7 @@ from protofed.privacy.protocol import (
 from protofed.privacy.secure import LocalParties, Total, ring, secure_total
 from protofed.wire import Bundle
 
+ROOT = Path(__file__).parent.parent
 CONTEXT = b"run 1, round 1"
 LENGTH = 5
 
@@ -254,7 +258,7 @@ def test_a_ring_is_symmetric_and_as_the_rules_say(clients):
     assert rules.threshold(clients) > (rules.neighbours(clients) + 1) * (0.5 if whole else 0.25)
 
 
-@pytest.mark.parametrize("clients", [24, 30, 40, 64, 100, 200, 500, 1000, 5000])
+@pytest.mark.parametrize("clients", [24, 33, 40, 64, 100, 128, 200, 256, 510, 1000, 5000, MOST_CLIENTS])
 def test_a_ring_outlives_the_loss_of_a_third(clients):
     """The chance that some secret is lost with a third of the clients, by a bound over all of them: one in 100 000."""
     rules, gone = Rules(), clients // 3
@@ -536,15 +540,10 @@ def test_a_party_refuses_messages_of_other_rounds_runs_clients_and_steps(step):
     Table(4, step).refuses(message[:-1], "bytes")
 
 
-def test_a_replayed_round_is_refused():
-    """The server keeps all requests of one round and sends them to the party of the next, even with the new context."""
-    old = Table(4, "unmask")
-    for step in ("shares", "masked", "unmask"):
-        new = Table(4, step)
-        changed = old.requests[step][0]
-        if step == "unmask":  # names alone, which are the same in both rounds: nothing of the old round is in it
-            continue
-        new.refuses(changed, "its own keys" if step == "shares" else "changed on the way")
+@pytest.mark.parametrize(("step", "reason"), [("shares", "its own keys"), ("masked", "changed on the way")])
+def test_a_replayed_request_is_refused_even_where_run_and_round_are_named_the_same(step, reason):
+    """Keys are fresh, so neither an old list of keys nor an old share fits."""
+    Table(4, step).refuses(Table(4, step).request(), reason)
 
 
 def test_a_party_refuses_another_length_and_a_vector_that_does_not_fit():
@@ -693,3 +692,14 @@ for package in ("Crypto", "cryptography"):
         done.stdout.splitlines()
         == ["secure sums need cryptography and pycryptodome: pip install 'protofed[privacy]'"] * 2
     )
+
+
+def test_the_page_has_the_numbers_of_the_file_and_the_bytes_of_the_protocol():
+    page = (ROOT / "docs" / "secure-sums.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "docs" / "results" / "secure.json").read_text(encoding="utf-8"))
+    assert runpy.run_path(str(ROOT / "benchmarks" / "secure.py"))["table"](rows) in page
+    total, _, _ = run(drawn(range(30)))
+    neighbours = Rules().neighbours(30)
+    assert set(total.up.values()) == {8 * LENGTH + 64 * neighbours + 240} and "8·L + 64·k + 240" in page
+    assert set(total.down.values()) == {124 * neighbours + 200} and "124·k + 200" in page
+    assert rows[0]["bytes up"] == 413360 and "413 360" in page and rows[0]["bytes down"] == 3920 and "3 920" in page
