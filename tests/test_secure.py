@@ -358,6 +358,23 @@ def test_fewer_shares_than_the_threshold_tell_nothing_about_a_secret():
     assert masks.combine([(1, shares[0]), (4, shares[3])]) != first
 
 
+def test_every_purpose_round_and_direction_has_a_key_of_its_own():
+    """AES-GCM is used with a constant nonce, so the two directions between two clients must not have one key."""
+    one, other, secret = digest(b"round 1"), digest(b"round 2"), bytes(32)
+    keys = [
+        masks.derive(secret, p, r, *c) for p in ("seal", "mask") for r in (one, other) for c in ((), (1, 2), (2, 1))
+    ]
+    keys += [masks.self_key(secret, one), masks.commitment(secret, one), masks.pair_key(secret, one, 1, 2)]
+    assert len(set(keys)) == len(keys) == 15
+    assert masks.pair_key(secret, one, 1, 2) == masks.pair_key(secret, one, 2, 1)
+    sealed = masks.seal(secret, bytes(32), one, 1, 2)
+    assert masks.unseal(secret, sealed, one, 1, 2) == bytes(32) and len(sealed) == masks.SEALED
+    assert masks.seal(secret, bytes(32), one, 2, 1)[:32] != sealed[:32]
+    for wrong in ((other, 1, 2), (one, 2, 1), (one, 3, 2), (one, 1, 3)):
+        with pytest.raises(ValueError, match="changed on the way"):
+            masks.unseal(secret, sealed, *wrong)
+
+
 def test_two_rounds_with_the_same_uploads_have_nothing_in_common():
     vectors = drawn(range(3))
     pieces = []
