@@ -319,9 +319,11 @@ def reopen(folder: str | Path, *, data: Dataset | None = None) -> tuple[Settings
     path = Path(folder)
     check_is_run(path)
     about, given = read_about(path), read_settings(path)
+    if "sites" in about:
+        raise ProtofedError(f"{path}: a run between sites, whose data is not here; look at a simulation of it")
     if not checkpoint.rounds_in(path / "checkpoint"):
         raise ProtofedError(f"{path}: it has no checkpoint, so there is no state to look at; resume the run first")
-    settings = _resolved(path, given, data, "pass it as data=...").with_general(device="cpu")
+    settings = _resolved(path, given, data, "give it there again, as data=...").with_general(device="cpu")
     engine = EngineSettings("loop", "loop", "contiguous", "grouped", workers=1, threads=1)
     settings, federation = build(settings.with_engine(engine))
     _check_data(path, fingerprint(federation.data), about)

@@ -62,6 +62,11 @@ class Findings:
         """What that test found."""
         return self.membership.get(self.strongest or "")
 
+    @property
+    def alone(self) -> Membership | None:
+        """What the strongest test found that needs the client's model and no message; None where the model is sent."""
+        return self.membership.get(strongest(self.membership, from_message=False) or "")
+
 
 @dataclass(frozen=True)
 class RunAudit:
@@ -94,7 +99,7 @@ class RunAudit:
             over the inverted prototypes. What could not be measured is None.
         """
         found = self.sent
-        best, alone = found.best, found.membership.get("elsewhere")
+        best, alone = found.best, found.alone
         inverted = [i for client in found.clients for i in client.inversions]
         told = [client.disclosure for client in found.clients]
         return {

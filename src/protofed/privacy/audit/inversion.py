@@ -78,7 +78,9 @@ class Inversion:
     shown: Shown = field(repr=False)
 
 
-def inversions(message: ClientMessage, sent: Sent, others: Labelled, generator: torch.Generator) -> list[Inversion]:
+def inversions(
+    message: ClientMessage, sent: Sent, others: Labelled, generator: torch.Generator, steps: int = STEPS
+) -> list[Inversion]:
     """Invert the prototypes of a client's message, those of the fewest samples first.
 
     Args:
@@ -87,6 +89,7 @@ def inversions(message: ClientMessage, sent: Sent, others: Labelled, generator: 
         others: Samples of other people, in random order. Half of them, at most 1,000, make the attacker's prior; the
             rest are what the result is compared with.
         generator: The random stream that the search starts from.
+        steps: The number of steps of the search.
 
     Returns:
         One inversion for each of at most six classes; none where no prototypes are sent.
@@ -101,7 +104,7 @@ def inversions(message: ClientMessage, sent: Sent, others: Labelled, generator: 
         return []
     half = min(1000, len(others[1]) // 2)
     prior, (other_x, other_y) = Prior.of(others[0][:half]), (others[0][half:], others[1][half:])
-    found, match = invert(message.encoder(sent), bank.means[classes], prior, generator)
+    found, match = invert(message.encoder(sent), bank.means[classes], prior, generator, steps)
     results = []
     for k, label in enumerate(classes):
         own, other = x[y == label], other_x[other_y == label]

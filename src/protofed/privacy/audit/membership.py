@@ -20,7 +20,7 @@ SCORES = {
     "distance": "distance to the prototype sent",
     "angle": "angle to the prototype sent",
     "loss": "loss of the model",
-    "elsewhere": "distance to a prototype of other people's samples",
+    "elsewhere": "angle to a prototype of other people's samples",
 }
 """The scores of a candidate, and what each is."""
 
@@ -78,7 +78,7 @@ def candidate_scores(
         values["loss"] = F.cross_entropy(logits, y, reduction="none")
     reference, found = _class_means(encoder, others, y)
     if bool(found.any()):
-        values["elsewhere"] = _calibrated((z[found] - reference[found]).norm(dim=1), y[found])
+        values["elsewhere"] = _calibrated(1 - F.cosine_similarity(z[found], reference[found]), y[found])
     return {name: Scores(*(-value.double()).cpu().numpy().reshape(2, -1)) for name, value in values.items()}
 
 
@@ -89,7 +89,7 @@ def membership(
 
     Args:
         clients: The scores of each client by name.
-        weights_sent: Whether the message holds the model's weights, so that the loss follows from it.
+        weights_sent: Whether the message holds the model's weights, so that every score follows from it.
         rng: The random stream of the bootstrap.
 
     Returns:
@@ -101,15 +101,15 @@ def membership(
         if not found:
             continue
         members, others = np.concatenate([s.members for s in found]), np.concatenate([s.others for s in found])
-        from_message = name in ("distance", "angle") or (name == "loss" and weights_sent)
+        from_message = weights_sent or name in ("distance", "angle")
         measured = auc_estimate(members, others, rng)
         result[name] = Membership(measured, true_positives(members, others), from_message)
     return result
 
 
-def strongest(measures: Mapping[str, Membership]) -> str | None:
-    """The score that needs the message and tells members best; None where no score needs it."""
-    names = [name for name, measure in measures.items() if measure.from_message]
+def strongest(measures: Mapping[str, Membership], from_message: bool = True) -> str | None:
+    """The score that tells members best, of those that need the message or of the others; None where there is none."""
+    names = [name for name, measure in measures.items() if measure.from_message == from_message]
     return max(names, key=lambda name: measures[name].auc.value, default=None)
 
 

@@ -78,7 +78,7 @@ def _side_by_side(runs: Sequence[RunAudit]) -> str:
     rows = []
     for run in runs:
         found, numbers = run.sent, run.numbers()
-        best, alone = found.best, found.membership.get("elsewhere")
+        best, alone = found.best, found.alone
         error = numbers["count_error"]
         rows.append(
             [
@@ -113,12 +113,12 @@ def _numbers(run: RunAudit) -> str:
     rows = []
     for name in scores:
         measures = [found.membership.get(name) for found in versions.values()]
+        label = SCORES[name] + ("" if any(m.from_message for m in measures if m) else " (no message needed)")
         right = [words.with_interval(m.auc if m else None) for m in measures]
-        rows.append([SCORES[name], *right, *(words.percent(m.true_positives if m else None) for m in measures)])
+        rows.append([label, *right, *(words.percent(m.true_positives if m else None) for m in measures)])
     caption = (
-        "Right: how often a member is told from a non-member, 95 % interval; 50 % is a guess. Found: members found with 1 % "
-        "of non-members falsely accused. The loss and the last line need the model"
-        + ("." if run.weights_sent else " but not the message.")
+        "Right: how often a member is told from a non-member, with its 95 % interval; 50 % is a guess. Found: the share of "
+        "members found where 1 % of non-members may be falsely accused."
     )
     content = _table(caption, head, rows) if rows else ""
     return _section("All audited clients together", content + _inversion_table(versions) + _bytes_table(versions))

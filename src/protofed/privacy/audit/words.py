@@ -93,27 +93,29 @@ def members_told(found: Findings) -> list[str]:
             "Whether somebody's sample was trained on was not measured: no class has both training and test samples, "
             "or the message holds neither prototypes nor weights."
         ]
-    measure, alone = found.membership[best], found.membership.get("elsewhere")
+    measure, alone = found.membership[best], found.alone
     sentences = [
         "An attacker is shown two samples of one kind, one that the client trained on and one that it did not. With the "
         f"message and the client's model, the attacker names the right one in {with_interval(measure.auc)} of the cases; "
         f"50 % is a mere guess ({measure.auc.samples // 2} members and as many others).",
         (
-            "So the message gives away, for some people, that their samples were used."
+            "So whoever has both can tell of some people that their samples were used."
             if measure.auc.beyond_guessing
-            else "The interval reaches down to a guess, so the test does not show that the message gives away whose "
-            "samples were used."
+            else "The interval reaches down to a guess, so the test does not show that whose samples were used can be told."
         ),
     ]
-    if alone is not None and best != "loss":
-        sentences.append(f"With the model but without the message it would be {with_interval(alone.auc)}.")
+    if alone is not None:
+        overlap = (
+            "; the intervals overlap, so the message may add nothing to it" if alone.auc.high >= measure.auc.low else ""
+        )
+        sentences.append(f"With the model but without the message it would be {with_interval(alone.auc)}{overlap}.")
     if measure.true_positives is None:
         sentences.append(
             f"How many members can be named with near certainty was not measured: it takes {ENOUGH} others."
         )
     else:
         sentences.append(
-            f"If only one in a hundred accusations of non-members is allowed, {percent(measure.true_positives)} of the "
+            f"If at most one in a hundred non-members may be named falsely, {percent(measure.true_positives)} of the "
             "members are found; a guess finds 1 %."
         )
     return sentences
