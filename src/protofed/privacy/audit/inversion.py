@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...federation.optimiser import LocalSettings, Optimiser
 from .message import ClientMessage, Encoder, Sent
 from .samples import Labelled
 
@@ -139,12 +140,11 @@ def invert(
     """
     amounts = 0.01 * torch.randn(len(prototypes), len(prior.directions), generator=generator)
     amounts.requires_grad_()
-    optimiser = torch.optim.Adam([amounts], lr=RATE)
+    optimiser = Optimiser(LocalSettings(optimiser="adam", lr=RATE), {"amounts": amounts}, {})
     for _ in range(steps):
         match = F.cosine_similarity(encoder.embedding(prior.samples(amounts)), prototypes)
         loss = (1 - match + PENALTY * amounts.square().mean(1)).sum()
-        (amounts.grad,) = torch.autograd.grad(loss, [amounts])
-        optimiser.step()
+        optimiser.step(torch.autograd.grad(loss, [amounts]))
     with torch.no_grad():
         found = prior.samples(amounts)
         return found, F.cosine_similarity(encoder.outputs(found).embedding, prototypes)
