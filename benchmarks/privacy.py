@@ -4,8 +4,8 @@ Fashion-MNIST, 500 clients with three classes and twelve samples of each, 15 rou
 server (`central`) and at the clients (`local`). Each run that finishes is a line of the file; the script may be stopped,
 and goes on with what is missing. `--table` writes the table in docs/differential-privacy.md and the figure beside it, from the file.
 
-The clips were set before any of these runs, from norms of prototypes that three rounds with another seed gave on training
-samples; nothing was tuned on test samples.
+The clips were set before any of these runs, from norms of prototypes that three rounds with another seed gave on
+training samples; nothing was tuned on test samples.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import matplotlib
 import torch
 
 import protofed as pf
+from protofed.auditing import audit_numbers
 from protofed.results.tables import mean_and_deviation
 
 matplotlib.use("Agg")
@@ -68,7 +69,7 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         figures = {k: v for k, v in result.summary["last_five"].items() if k in ("accuracy_head", "accuracy_prototype")}
         found = {**case, **figures, "privacy": result.summary.get("privacy"), "seconds": result.summary["seconds"]}
         if case["method"] != "local" and case["placement"] != "central":
-            numbers = pf.audit_numbers(out)
+            numbers = audit_numbers(out)
             found["audit"] = {k: v for k, v in numbers.items() if isinstance(v, int | float)}
     return found
 

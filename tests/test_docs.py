@@ -154,6 +154,7 @@ def test_a_command_uses_what_exists(line, place):
         "sweep",
         "table",
         "resume",
+        "audit",
         "bench",
         "pack",
         "confusion",

@@ -20,14 +20,14 @@ from ..data.poison import relabelled, triggered
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale, selection
-from ..federation.choose import EngineInputs, make_engine, threads_kept
+from ..federation.choose import EngineInputs, EngineSettings, make_engine, threads_kept
 from ..federation.engine import Engine
 from ..outcome import Result
 from ..parts.attacks import Attack, Attackers, Backdoor, with_trigger
 from ..parts.filters import Filter
 from ..privacy.mechanism import Privacy, mechanisms
 from ..registry import as_text, parse_part
-from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
+from ..results.folder import History, RunFolder, check_free, check_is_run, read_about, read_settings
 from ..results.read import is_run, read_finished
 from ..results.rows import LAST, SUMMARY
 from ..results.track import Tracker, tracker
@@ -369,6 +369,42 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
             run_folder.close()
 
 
+def reopen(folder: str | Path, *, data: Dataset | None = None) -> tuple[Settings, Federation]:
+    """Make the federation of a run again as its last checkpoint left it, to look at. The folder is only read.
+
+    Args:
+        folder: The run folder, of a run that has finished or was stopped.
+        data: The data, where it was given in Python; it must be the same.
+
+    Returns:
+        The settings, and the federation on the CPU, with the plain engine.
+
+    Example: `settings, federation = reopen("runs/digits-fedproto")`
+    """
+    path = Path(folder)
+    check_is_run(path)
+    about, given = read_about(path), read_settings(path)
+    if "sites" in about:
+        raise ProtofedError(f"{path}: a run between sites, whose data is not here; look at a simulation of it")
+    if not checkpoint.rounds_in(path / "checkpoint"):
+        raise ProtofedError(f"{path}: it has no checkpoint, so there is no state to look at; resume the run first")
+    settings = _resolved(path, given, data, "give it there again, as data=...").with_general(device="cpu")
+    engine = EngineSettings("loop", "loop", "contiguous", "grouped", workers=1, threads=1)
+    settings, federation = build(settings.with_engine(engine))
+    _check_data(path, fingerprint(federation.data), about)
+    checkpoint.load(federation, path / "checkpoint")
+    return settings, federation
+
+
+def _check_data(path: Path, identity: str, about: Mapping[str, Any]) -> None:
+    """Raise an error where the data is not that of the run folder."""
+    if identity != about.get("data"):
+        raise ProtofedError(
+            f"{path}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
+            "same data, or start a new run"
+        )
+
+
 def _finished(path: Path, data: Dataset | None) -> Result | None:
     """The result of a run that has finished; None, with a warning, where its summary is damaged and can be made again."""
     if not (path / SUMMARY).is_file():
@@ -391,11 +427,7 @@ def _go_on(
     watch: Watcher | None,
 ) -> Result:
     """Restore the newest checkpoint that the folder's rows still fit, and run the rounds that are left."""
-    if identity != about.get("data"):
-        raise ProtofedError(
-            f"{path}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
-            "same data, or start a new run"
-        )
+    _check_data(path, identity, about)
 
     def check_rows(round: int, account: Mapping[str, Any]) -> None:
         if folder is not None:
@@ -516,10 +548,15 @@ def _result(
     return Result(_resolved(path, given, data), metrics, summary, path)
 
 
-def _resolved(path: Path, given: dict[str, Any], data: Dataset | None) -> Settings:
+def _resolved(
+    path: Path,
+    given: dict[str, Any],
+    data: Dataset | None,
+    advice: str = "resume it with resume(folder, data=...)",
+) -> Settings:
     """The settings that a run folder holds, with the data where it was given in Python."""
     if data is not None:
         given = {**given, "data": data}
     elif given.get("data", {}).get("name") == IN_MEMORY:
-        raise ProtofedError(f"{path}: this run's data was given in Python; resume it with resume(folder, data=...)")
+        raise ProtofedError(f"{path}: this run's data was given in Python; {advice}")
     return resolve(None, given)

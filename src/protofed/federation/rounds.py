@@ -295,7 +295,7 @@ class Federation:
                 if isinstance(content, wire.WireError):
                     raise content
                 if self.filters:
-                    content = restored(self.filters, content, source, self._sent(client))
+                    content = restored(self.filters, content, source, self.sent(client))
                     self.expected[architecture].check(content, source)
             except wire.WireError as error:
                 received.dropped[client] = str(error)
@@ -314,7 +314,7 @@ class Federation:
         shared = any(part.kind == "weights" and not part.each for part in self.exchange.down)
         return self.state.weights if shared else {}
 
-    def _sent(self, client: int) -> Bundle:
+    def sent(self, client: int) -> Bundle:
         """What a client was sent at the start of this round."""
         content = self.exchange.message(self.state, client, self.round + 1)
         return for_architecture(content, self.engine.owner[client]) if self.mixed else content
