@@ -26,7 +26,7 @@ from protofed.parts.filters import Arrival
 from protofed.privacy import accountant
 from protofed.privacy.mechanism import ClientPrivacy, SamplePrivacy, SphereMean
 from protofed.seeds import SeededNormals, SystemNormals
-from protofed.wire import Bundle
+from protofed.wire import Bundle, WireError
 from support.departure import departure
 from support.engines import ENGINES, LOOP, assert_same, finish
 from support.small import SMALL, blobs, labels_for
@@ -147,6 +147,26 @@ def test_the_change_of_weights_is_bounded_and_everybody_counts_the_same():
         assert left.scalars["samples"] == 1
         if scale == 1e-3:
             assert all(torch.equal(left.weights[n], trained[n]) for n in sent)
+
+
+@given(samples, st.floats(0.1, 10), st.integers(0, C))
+@examples(deadline=None, max_examples=30)
+def test_the_server_accepts_what_keeps_its_bound_and_refuses_the_rest(rows, clip, classes):
+    mechanism = ClientPrivacy(clip=clip, noise=1.0, classes=classes)
+    z, y = [r[0] for r in rows], [r[1] for r in rows]
+    sent = {"w": torch.zeros(4)}
+    upload = Bundle(bank_of(z, y), weights={"w": torch.full((4,), 3.0)}, scalars={"samples": 4.0})
+    left = mechanism.leave(upload, departure(Trained(z, y), weights=sent))
+    assert mechanism.restore(left, "client 1", Bundle(weights=sent)) is left
+    bank = left.bank
+    for lie in (
+        replace(left, bank=replace(bank, counts=bank.counts * 1e9)),
+        replace(left, bank=replace(bank, means=bank.means + 1e30)),
+        replace(left, bank=replace(bank, counts=torch.full((C,), 2.0))),
+        replace(left, weights={"w": torch.full((4,), 1e30)}),
+    ):
+        with pytest.raises(WireError, match=r"client 1.*exceeds the bound"):
+            mechanism.restore(lie, "client 1", Bundle(weights=sent))
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------

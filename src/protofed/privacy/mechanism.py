@@ -23,7 +23,7 @@ from ..parts.filters import Arrival, Departure, Filter
 from ..parts.reduce import Mean, Reduce, Reduced, Sums
 from ..registry import Registry
 from ..seeds import Normals
-from ..wire import Bundle, Exchange
+from ..wire import Bundle, Exchange, WireError
 from ..wire.exchange import SAMPLES, PartKind
 from . import accountant
 
@@ -164,6 +164,27 @@ class Privacy(Filter):
             bounded = {name: self._with_noise(v, self.update, departure.normals) for name, v in bounded.items()}
         return {name: value.to(weights[name].dtype) for name, value in bounded.items()}
 
+    def restore(self, upload: Bundle, source: str, sent: Bundle) -> Bundle:
+        """Refuse what exceeds its bound: a client that does not keep to it would count for more than others."""
+        if self.placement == "local":
+            return upload
+        slack = 1 + 1e-4  # for rounding in single precision
+        for name, bank in upload.all_banks().items():
+            norms, counts = bank.means.double().norm(dim=-1), bank.counts.double()
+            if bool((norms > slack * self.clip).any()) or not self.is_bounded(norms / self.clip, counts / slack):
+                raise WireError(f"{source}: bank {name!r} exceeds the bound of privacy={self.name}")
+        if upload.weights and upload.weights.keys() == sent.weights.keys():
+            norm = torch.stack(
+                [(v.double() - sent.weights[n].double()).norm() for n, v in upload.weights.items()]
+            ).norm()
+            if not float(norm) <= slack * self.update:
+                raise WireError(f"{source}: the change of its weights exceeds the bound of privacy={self.name}")
+        return upload
+
+    def is_bounded(self, norms: Tensor, counts: Tensor) -> bool:
+        """Whether prototypes of these norms, in units of the clip, and counts are a contribution that keeps its bound."""
+        return True
+
     # --- noise ----------------------------------------------------------------------------------------------------
     def _with_noise(self, value: Tensor, sensitivity: float, normals: Normals) -> Tensor:
         """A float64 tensor with noise, rounded to the grid."""
@@ -229,6 +250,9 @@ class ClientPrivacy(Privacy):
         norm = float(torch.cat([(means / self.clip).flatten(), known]).norm())
         share = min(1.0, MARGIN * self.sensitivity(len(known)) / norm) if norm > 0 else 1.0
         return share * means, share * known
+
+    def is_bounded(self, norms: Tensor, counts: Tensor) -> bool:
+        return float(torch.cat([norms * counts, counts]).norm()) <= self.sensitivity(len(counts))
 
 
 @mechanisms.register("sample")
