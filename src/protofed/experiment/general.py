@@ -16,6 +16,7 @@ from pydantic import Field
 
 from ..data.augment import AugmentSettings
 from ..federation.choose import EngineSettings
+from ..federation.guard import FACTOR
 from ..federation.optimiser import LocalSettings, RunLength
 
 G = TypeVar("G")
@@ -75,7 +76,7 @@ class ArchitectureSettings:
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """The held-out samples, the holders of labels, and the filters of uploads."""
+    """The held-out samples, the holders of labels, the filters of uploads, and the guard against absurd ones."""
 
     test: Annotated[
         Literal["central", "local"],
@@ -110,6 +111,14 @@ class SplitSettings:
         tuple[str, ...],
         Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),
     ] = ()
+    guard: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="how many times the others' norm an upload's may be; 0: absurd uploads are taken as they are",
+        ),
+    ] = FACTOR
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,9 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measured:
         summary["measures"] = dict(measured[-1])
+    round_notes = [f"round {row['round']}: {note}" for row in rounds for note in row.get("notes", ())]
+    if round_notes:
+        summary["round_notes"] = round_notes
     note = settings.method.describe(federation.state, federation.round).note
     if note:
         summary["notes"] = [note]

@@ -147,6 +147,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         silhouette=g.silhouette,
         snapshots=g.snapshots,
         filters=inputs.filters,
+        guard=g.guard,
     )
 
 

@@ -97,6 +97,11 @@ class Outcome:
     pseudo: Mapping[str, float] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the client trained and its training became NaN; one that could not be reached has no loss terms."""
+        return self.upload is None and bool(self.terms)
+
 
 class TrainedModel(Trained, Protocol):
     """A trained client as the engines see it."""

@@ -60,6 +60,8 @@ class Filter:
 
     registry: ClassVar[Registry[Filter]] = Registry("filter")
     name: ClassVar[str]
+    guarded: ClassVar[bool] = True
+    """Whether the server can read each upload, so that its guard may judge it; false where an upload is masked or noisy."""
 
     def check(self, exchange: Exchange, owner: str, rule: Reduce) -> None:
         """Refuse a method for which the filter makes no sense.
