@@ -27,7 +27,7 @@ from ..federation.optimiser import LocalSettings
 from ..grammar import parse_pairs
 from ..methods.base import Method
 from ..models.base import ModelSpec
-from ..parts.filters import Filter
+from ..parts.filters import Filter, check_order
 from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
 from . import architectures
@@ -196,8 +196,10 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     settings = Settings(coerce(General, general, "settings"), **entries)
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong entry is an error before anything runs
-    for entry in settings.general.filters:
-        parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name, settings.method.reduce)
+    filters = [parse_part(Filter.registry, entry) for entry in settings.general.filters]
+    for part in filters:
+        part.check(settings.method.exchange, settings.method.name, settings.method.reduce)
+    check_order(filters)
     settings.method.reduce.check(settings.method.exchange, settings.method.name)
     return settings
 

@@ -23,7 +23,7 @@ from ..methods.base import Method
 from ..methods.client import Weights
 from ..methods.server import Setup
 from ..parts import Running, Upload
-from ..parts.filters import Arrival, Filter, restored
+from ..parts.filters import Arrival, Filter, check_order, restored
 from ..wire import Bundle
 from ..wire.exchange import SAMPLES
 from . import selection
@@ -136,6 +136,7 @@ class Federation:
         self.exchange = method.exchange
         method.reduce.check(self.exchange, method.name)
         self.rule = method.reduce
+        check_order(self.filters)
         for filter in self.filters:
             filter.check(self.exchange, method.name, method.reduce)
             self.rule = filter.rule(self.rule)
