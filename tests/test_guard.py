@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -23,7 +24,7 @@ from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation import Federation, rounds
-from protofed.federation.guard import Guard, norms_of, problem_of
+from protofed.federation.guard import FACTOR, Guard, norms_of, problem_of
 from protofed.federation.local import Outcome
 from protofed.federation.site import opened, sealed
 from protofed.methods.fedproto import FedProto
@@ -37,6 +38,7 @@ from support.small import SMALL, blobs, labels_for
 from test_resume import comparable
 
 EXCHANGING = [name for name in methods.available() if methods.get(name).exchange.up]
+ROOT = Path(__file__).parent.parent
 LIAR = 1
 FEW = {"clients": 4, "rounds": 3, "shot": 6, "way": 3, "silhouette": False, "snapshots": 0}
 
@@ -415,3 +417,10 @@ def test_uploads_that_the_server_cannot_read_are_not_judged(own_names):
 def test_a_guard_that_is_no_factor_is_refused(value):
     with pytest.raises(ProtofedError, match="guard"):
         resolve("fedavg", {"guard": value})
+
+
+def test_the_default_leaves_room_for_every_honest_upload_that_was_measured():
+    rows = json.loads((ROOT / "docs" / "results" / "guard.json").read_text(encoding="utf-8"))
+    largest = max(row["largest"] for row in rows)
+    assert {row["method"] for row in rows} == set(EXCHANGING) and 2 * largest < FACTOR
+    assert f"is {largest:.1f} (of pFedKnow's response" in (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
