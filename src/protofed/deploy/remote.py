@@ -82,7 +82,9 @@ class RemoteEngine:
         usable = sum(outcome.upload is not None for outcome in outcomes.values())
         if usable < self.limits.quorum:
             reason = f"{usable} of the {self.limits.quorum} sites that make a round answered"
-            outcomes = {c: Outcome(None, {}, o.failure or reason) for c, o in outcomes.items()}
+            outcomes = {
+                c: Outcome(None, o.terms if o.diverged else {}, o.failure or reason) for c, o in outcomes.items()
+            }
         return iter([(client, outcomes[client]) for client in downloads.clients])
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:

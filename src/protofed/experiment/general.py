@@ -16,6 +16,7 @@ from pydantic import Field
 
 from ..data.augment import AugmentSettings
 from ..federation.choose import EngineSettings
+from ..federation.guard import FACTOR
 from ..federation.optimiser import LocalSettings, RunLength
 
 G = TypeVar("G")
@@ -123,6 +124,14 @@ class ProtectionSettings:
     privacy: Annotated[
         str, Field(description="differential privacy: client?epsilon=4&clip=1, sample?epsilon=4&encoder=fixed; none")
     ] = ""
+    guard: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="how many times the others' norm an upload's may be; 0: absurd uploads are taken as they are",
+        ),
+    ] = FACTOR
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,9 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         spent = rounds[-1].get("measures", {}).get("epsilon") if rounds else None
         guarantee = {"unit": mechanism.name, "placement": mechanism.placement, "noise": mechanism.noise}
         summary["privacy"] = {"epsilon": spent, "delta": mechanism.delta, **guarantee}
+    round_notes = [f"round {row['round']}: {note}" for row in rounds for note in row.get("notes", ())]
+    if round_notes:
+        summary["round_notes"] = round_notes
     note = settings.method.describe(federation.state, federation.round).note
     notes = [*(f.note for f in federation.filters if isinstance(f, Attackers)), *([note] if note else [])]
     if notes:

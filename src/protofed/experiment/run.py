@@ -212,6 +212,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         snapshots=g.snapshots,
         filters=inputs.filters,
         secret=inputs.secret,
+        guard=g.guard,
     )
 
 

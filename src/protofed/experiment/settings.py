@@ -28,7 +28,7 @@ from ..grammar import parse_pairs
 from ..methods.base import Method
 from ..models.base import ModelSpec
 from ..parts.attacks import Attack
-from ..parts.filters import Filter
+from ..parts.filters import Filter, check_order
 from ..privacy.mechanism import mechanisms
 from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
@@ -200,6 +200,7 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
         architectures.make(entry)  # a wrong entry is an error before anything runs
     chosen_method = settings.method
     filters: list[Filter] = [parse_part(Filter.registry, entry) for entry in settings.general.filters]
+    check_order(filters)
     if settings.general.privacy:
         filters.append(parse_part(mechanisms, settings.general.privacy))
     for filter in filters:

@@ -27,7 +27,8 @@ from ..models import norm
 from ..models.base import Output
 from ..models.skeleton import Skeleton, TrainingNetwork
 from ..parts import Batch, Feed, Received, Step, View
-from ..parts.filters import Departure, left
+from ..parts.compression import compressed
+from ..parts.filters import Departure
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
 from .batches import Task, all_samples, batches, client_size, viewed_pool
@@ -96,6 +97,11 @@ class Outcome:
     failure: str = ""
     pseudo: Mapping[str, float] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the client trained and its training became NaN; one that could not be reached has no loss terms."""
+        return self.upload is None and bool(self.terms)
 
 
 class TrainedModel(Trained, Protocol):
@@ -264,17 +270,18 @@ def outcome_of(
         return Outcome(None, training.terms, training.failure, training.pseudo)
     learner, trained = task.learner, training.trained
     upload = learner.returned(trained, received, round)
+    measures: Mapping[str, float] = {}
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
-        normals = task.normals(client, round)
-        upload = left(task.filters, upload, Departure(client, round, received, trained, task.rule, normals))
+        departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
+        upload, measures = compressed(task.filters, upload, departure)
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
     state = ClientState(weights, training.optimiser, memory, bank)
     if not state.empty:
         keep(client, state)
-    return Outcome(wire.encode(upload), training.terms, "", training.pseudo)
+    return Outcome(wire.encode(upload), training.terms, "", training.pseudo, measures)
 
 
 class PseudoLabels:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -24,11 +24,13 @@ from ..methods.client import Weights
 from ..methods.server import Setup
 from ..parts import Running, Upload
 from ..parts.attacks import Attackers
-from ..parts.filters import Arrival, Filter, restored, rule_of
+from ..parts.filters import Arrival, Filter, check_order, restored, rule_of
 from ..wire import Bundle
 from ..wire.exchange import SAMPLES
 from . import selection
+from .batches import client_size
 from .engine import Downloads, Engine
+from .guard import FACTOR, Guard, Inspection, norms_of, problem_of
 from .judge import Evaluation
 from .local import Outcome
 from .mixed import for_architecture, prefixed
@@ -71,7 +73,7 @@ class Record:
 class Federation:
     """Runs the rounds.
 
-    `state`, `round` and the engine's client states are all that a checkpoint has to save.
+    `state`, `trusted`, `round` and the engine's client states are all that a checkpoint has to save.
 
     Example:
         `for record in Federation(method, engine, data, rounds=10, seed=0): print(record.loss)`
@@ -97,6 +99,7 @@ class Federation:
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
         secret: bool = False,
+        guard: float = FACTOR,
     ) -> None:
         """
         Args:
@@ -117,6 +120,7 @@ class Federation:
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
             secret: Whether the server's noise comes from the operating system and not from the seed.
+            guard: How many times the others' norm an upload's norm may be; 0 switches the guard off.
         """
         self.method, self.engine, self.data = method, engine, data
         self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
@@ -133,13 +137,18 @@ class Federation:
         self.setup = Setup(data.num_classes, engine.dim, len(data.clients), initial, seed, tuple(engine.owner))
         self.exchange = method.exchange
         method.reduce.check(self.exchange, method.name)
+        check_order(self.filters)
         for filter in self.filters:
             filter.check(self.exchange, method.name, method.reduce)
         self.rule = rule_of(method.reduce, self.filters)
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
+        judged = guard > 0 and all(filter.guarded for filter in self.filters)
+        self.guarded = guard > 0
+        self.guard = Guard(guard, self.exchange, self._size) if judged else None
         self.state: Any = method.start(self.setup)
+        self.trusted: Any = None  # the last state that clients could train from, where it is not the present one
         self.round = 0
         if ensemble and data.central_test is None:
             raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
@@ -147,6 +156,10 @@ class Federation:
             raise ProtofedError(
                 f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {method.name} does not"
             )
+
+    def _size(self, client: int) -> int:
+        """The number of samples that a client trains on, as far as it is known here; it has no more."""
+        return client_size(self.method.feed, self.data.clients[client])
 
     def name_of(self, client: int) -> str:
         """The name of a client: its own, where clients have names, or its number."""
@@ -173,17 +186,20 @@ class Federation:
         """
         start_time = time.perf_counter()
         round = self.round + 1
+        notes: list[str] = []
         if round == 1:
-            self._teach(0)  # before the first broadcast, which sends its result
+            self._teach(0, notes)  # before the first broadcast, which sends its result
         cohort = self.participants(round) if self.exchange.asks_clients else []
         downloads, down = self.downloads(cohort, round)
         running, received = Running(self.rule, self._shared_weights()), Receipt()
         if cohort:
             self._train(downloads, running, received)
-        if running.clients:
-            self._update(running, round)
-        elif cohort and len(received.dropped) == len(cohort):
+        if cohort and len(received.dropped) == len(cohort):
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
+        if self.guarded:
+            self._trust(running, received, notes)
+        if running.clients:
+            self._update(running, round, notes)
         self.round = round
         left_out = received.dropped.keys() | self.attackers
         terms = _mean_terms([o for c, o in received.outcomes.items() if c not in left_out])
@@ -193,16 +209,29 @@ class Federation:
         measures |= self.method.describe(self.state, round).numbers
         for filter in self.filters:
             measures |= filter.describe(self.most_often(round), self.exchange)
-        terms |= self._teach(round)  # before the evaluation, because its result is what clients are sent next
-        record = Record(round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures)
+        terms |= self._teach(round, notes)  # before the evaluation, because its result is what clients are sent next
+        record = Record(
+            round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures, notes=notes
+        )
         record.seconds = time.perf_counter() - start_time
-        if round == 1:
-            record.notes += [filter.note for filter in self.filters if isinstance(filter, Attackers)]
         if round in self.evaluated:
             self._evaluate(record)
         return record
 
-    def _update(self, running: Running, round: int) -> None:
+    def _trust(self, running: Running, received: Receipt, notes: list[str]) -> None:
+        """Remember the state that clients could train from. Where nobody could train from the present one, return to it.
+
+        A client that was not reached, or whose upload was refused, says nothing about the state.
+        """
+        diverged = sum(outcome.diverged for outcome in received.outcomes.values())
+        if running.clients and diverged <= running.clients:
+            self.trusted = self.state
+        elif not running.clients and diverged and self.trusted is not None:
+            self.state, self.trusted = self.trusted, None
+            notes.append("no client could train from what it was sent; the server returned to its last good state")
+            log.warning("round %d: %s", self.round + 1, notes[-1])
+
+    def _update(self, running: Running, round: int, notes: list[str]) -> None:
         """Make the server's new state of what the clients sent."""
         normals = seeds.SystemNormals() if self.secret else seeds.SeededNormals(self.seed, "server noise", round)
         for filter in reversed(self.filters):
@@ -210,7 +239,16 @@ class Federation:
         reduced = running.result()
         for filter in reversed(self.filters):
             reduced = filter.arrive(reduced)
-        self.state = self.method.update(self.state, reduced, round, self.setup)
+        self._advance(self.method.update(self.state, reduced, round, self.setup), "the update", round, notes)
+
+    def _advance(self, state: Any, cause: str, round: int, notes: list[str]) -> None:
+        """Take a new state, unless it is absurd."""
+        problem = problem_of(self.state, state) if self.guarded else ""
+        if problem:
+            notes.append(f"the server kept its last good state: after {cause}, {problem}")
+            log.warning("round %d: %s", round, notes[-1])
+        else:
+            self.state = state
 
     def most_often(self, rounds: int) -> int:
         """In how many of the first so many rounds the client that takes part most often takes part."""
@@ -218,15 +256,16 @@ class Federation:
             return rounds  # clients are chosen by what they sent, so every round may count for everybody
         return selection.most_often(self.seed, len(self.data.clients), self.participation, rounds)
 
-    def _teach(self, round: int) -> dict[str, float]:
+    def _teach(self, round: int, notes: list[str]) -> dict[str, float]:
         """Train the server's model, where the method has a teacher. Where this becomes NaN, the server keeps its state."""
         if self.method.teacher is None:
             return {}
         state, terms, failure = self.engine.teach(self.state, round)
         if state is None:
-            log.warning("round %d: the server's own training failed: %s; it keeps its state", round, failure)
+            notes.append(f"the server's own training failed: {failure}; it kept its state")
+            log.warning("round %d: %s", round, notes[-1])
             return {}
-        self.state = state
+        self._advance(state, "the server's own training", round, notes)
         return {f"server {name}": value for name, value in terms.items()}
 
     def downloads(
@@ -263,21 +302,29 @@ class Federation:
         """Train the cohort and reduce uploads as they arrive, a few at a time."""
         waiting: dict[int, wire.Message] = {}
         size = 0
+        inspection = None
+        if self.guard is not None:
+            inspection = self.guard.inspection(self._sent_norms(downloads.round), self.engine.owner)
         for client, outcome in self.engine.train(downloads):
             received.outcomes[client] = replace(outcome, upload=None)
             if outcome.upload is None:
-                received.dropped[client] = f"{self.name_of(client)}: {outcome.failure}"
-                log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
+                self._drop(client, f"{self.name_of(client)}: {outcome.failure}", received)
                 continue
             waiting[client] = outcome.upload
             size += len(outcome.upload)
             if len(waiting) >= CHUNK and size >= CHUNK_BYTES:
-                self._receive(waiting, running, received)
+                self._receive(waiting, running, received, inspection)
                 waiting, size = {}, 0
-        if waiting:
-            self._receive(waiting, running, received)
+        self._receive(waiting, running, received, inspection, last=True)
 
-    def _receive(self, messages: dict[int, wire.Message], running: Running, received: Receipt) -> None:
+    def _receive(
+        self,
+        messages: dict[int, wire.Message],
+        running: Running,
+        received: Receipt,
+        inspection: Inspection | None,
+        last: bool = False,
+    ) -> None:
         """Decode and check some uploads and add them to the reduction. A client with an unusable upload is dropped."""
         contents: dict[int, Bundle | wire.WireError] = {}
         for architecture, expected in enumerate(self.expected):
@@ -297,17 +344,46 @@ class Federation:
                 if self.filters:
                     content = restored(self.filters, content, source, self.sent(client))
                     self.expected[architecture].check(content, source)
+                upload = self._upload(client, content)
+                if self.guard is not None:
+                    self.guard.check_claims(upload, source)
             except wire.WireError as error:
-                received.dropped[client] = str(error)
-                log.warning("round %d: dropped %s", self.round + 1, error)
+                self._drop(client, str(error), received)
                 continue
-            samples = content.scalars.get(SAMPLES, 0.0)
-            scalars = {name: value for name, value in content.scalars.items() if name != SAMPLES}
-            weights = prefixed(content.weights, architecture) if self.mixed else content.weights
-            content = Bundle(content.bank, content.banks, weights, content.tensors, scalars, content.models)
-            uploads.append(Upload(client, samples, content))
+            uploads.append(upload)
+        if inspection is not None:
+            uploads, refused = inspection.judge(uploads, last)
+            for client, reason in refused.items():
+                self._drop(client, f"{self.name_of(client)}: {reason}", received)
         if uploads and self.exchange.up:
             running.add(uploads)
+
+    def _upload(self, client: int, content: Bundle) -> Upload:
+        """What a client sent, with the names that weights have at the server."""
+        samples = content.scalars.get(SAMPLES, 0.0)
+        scalars = {name: value for name, value in content.scalars.items() if name != SAMPLES}
+        weights = prefixed(content.weights, self.engine.owner[client]) if self.mixed else content.weights
+        return Upload(client, samples, replace(content, weights=weights, scalars=scalars))
+
+    def _drop(self, client: int, reason: str, received: Receipt) -> None:
+        received.dropped[client] = reason
+        log.warning("round %d: dropped %s", self.round + 1, reason)
+
+    def _sent_norms(self, round: int) -> Callable[[Upload], Mapping[str, float]]:
+        """A function that gives, for an upload, the norms of what its client was sent of the parts that come up."""
+        names = {part.name for part in self.exchange.up if part.kind in ("bank", "weights")}
+        norms: dict[Hashable, Mapping[str, float]] = {}
+
+        def sent(upload: Upload) -> Mapping[str, float]:
+            audience = self.exchange.audience(self.state, upload.client, round, names)
+            key = audience, self.engine.owner[upload.client]
+            if key not in norms:
+                content = self.exchange.message(self.state, upload.client, round, names)
+                weights = {n: v for n, v in content.weights.items() if n in upload.content.weights}
+                norms[key] = norms_of(replace(content, weights=weights))
+            return norms[key]
+
+        return sent
 
     def _shared_weights(self) -> Weights:
         """The weights that all clients are sent, where the method shares a model."""

@@ -54,7 +54,7 @@ class FedARPL(Method):
 
     exchange: ClassVar[Exchange] = Exchange(
         down=(weights(), bank(optional=True), number("phase"), number("threshold")),
-        up=(weights(), bank(optional=True), number("confidence")),
+        up=(weights(), bank(optional=True), number("confidence", most=1.0)),
         keeps_model=False,
     )
     feed: ClassVar[Feed] = Unlabelled(views=("weak", "strong"))

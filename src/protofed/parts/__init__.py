@@ -1,7 +1,8 @@
 """What methods are composed of and wrapped in: feeds, reduces, predictions, loss terms and filters."""
 
+from .compression import BFloat16, Changed, Float16, Quantise, TopK
 from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
-from .filters import Clip, Filter, Quantise
+from .filters import Clip, Filter
 from .predict import Head, Helpers, Nearest, Predict
 from .received import Received, bank_of
 from .reduce import Each, Mean, Reduce, Reduced, Running, Upload, weighted_average
@@ -11,8 +12,10 @@ from .terms import CE, Align, Contrast, Peers, Proximal, Proxy, Spread, Term, te
 __all__ = [
     "CE",
     "Align",
+    "BFloat16",
     "Batch",
     "Bounded",
+    "Changed",
     "Clip",
     "Contrast",
     "Each",
@@ -20,6 +23,7 @@ __all__ = [
     "Epochs",
     "Feed",
     "Filter",
+    "Float16",
     "GeometricMedian",
     "Head",
     "Helpers",
@@ -42,6 +46,7 @@ __all__ = [
     "Spread",
     "Step",
     "Term",
+    "TopK",
     "Trimmed",
     "Unlabelled",
     "Upload",

@@ -1,4 +1,4 @@
-"""Filters around the wire: what leaves a client may be bounded or compressed, whatever the method.
+"""Filters around the wire: what leaves a client may be bounded or compressed (`compression.py`), whatever the method.
 
 `filters=["clip?norm=1", "quantise?bits=8"]` applies them in that order at the client; the server undoes in reverse order
 what can be undone, before anything is checked or reduced.
@@ -11,19 +11,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..errors import ProtofedError
 from ..models.base import Output
 from ..registry import Registry
 from ..seeds import Normals
-from ..wire import Bundle, Exchange, WireError
+from ..wire import Bundle, Exchange
 from .feed import Batch
 from .received import Received
 from .reduce import Reduce, Reduced, Sums
-
-SCALE = "scale/"  # begins the names of the scales that quantised values travel with
 
 
 class TrainedOutputs(Protocol):
@@ -63,6 +60,12 @@ class Filter:
     name: ClassVar[str]
     setting: ClassVar[str] = "filters"
     """The setting by which it is chosen, for errors."""
+
+    guarded: ClassVar[bool] = True
+    """Whether the server can read each upload, so that its guard may judge it; false where an upload is masked or noisy."""
+
+    stage: ClassVar[int] = 0
+    """The place of the filter: 0 where it leaves the form of an upload, 1 where it leaves out, 2 where it shortens."""
 
     def check(self, exchange: Exchange, owner: str, rule: Reduce) -> None:
         """Refuse a method for which the filter makes no sense.
@@ -171,61 +174,6 @@ class Clip(Filter):
         return replace(bank, means=bank.means * (self.norm / norms.clamp_min(self.norm)))
 
 
-@Filter.registry.register("quantise")
-@dataclass(frozen=True)
-class Quantise(Filter):
-    """Send rows of prototypes, and of weights that are matrices or kernels, as integers with one scale for each row."""
-
-    bits: int = 8  # or 16
-
-    def __post_init__(self) -> None:
-        if self.bits not in (8, 16):
-            raise ValueError("bits must be 8 or 16")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The integers that values are rounded to."""
-        return torch.int8 if self.bits == 8 else torch.int16
-
-    def leave(self, upload: Bundle, departure: Departure) -> Bundle:
-        scales: dict[str, Tensor] = {}
-
-        def rounded(name: str, value: Tensor, rows: int) -> Tensor:
-            """`value` as integers, one scale for each entry of its first `rows` axes."""
-            flat = value.reshape(*value.shape[:rows], -1)
-            scale = flat.abs().amax(-1) / (2 ** (self.bits - 1) - 1)
-            scales[SCALE + name] = scale
-            scaled = flat / torch.where(scale > 0, scale, 1.0)[..., None]
-            return scaled.round().to(self.dtype).reshape(value.shape)
-
-        banks = {
-            name: replace(bank, means=rounded(f"bank/{name}", bank.means, bank.means.ndim - 1))
-            for name, bank in upload.all_banks().items()
-        }
-        weights = {n: rounded(f"weight/{n}", v, 1) if v.ndim > 1 else v for n, v in upload.weights.items()}
-        main = banks.pop("", None)
-        return replace(upload, bank=main, banks=banks, weights=weights, tensors={**upload.tensors, **scales})
-
-    def restore(self, upload: Bundle, source: str, sent: Bundle) -> Bundle:
-        def value(name: str, integers: Tensor, rows: int) -> Tensor:
-            """The numbers that were rounded to integers; what has no scale was not rounded."""
-            scale = upload.tensors.get(SCALE + name)
-            if scale is None:
-                return integers
-            if integers.dtype != self.dtype or scale.shape != integers.shape[:rows] or scale.dtype != torch.float32:
-                raise WireError(f"{source}: {name.replace('/', ' ')} does not fit its scale")
-            return integers * scale.reshape(*scale.shape, *[1] * (integers.ndim - rows))
-
-        banks = {
-            name: replace(bank, means=value(f"bank/{name}", bank.means, bank.means.ndim - 1))
-            for name, bank in upload.all_banks().items()
-        }
-        weights = {n: value(f"weight/{n}", v, 1) for n, v in upload.weights.items()}
-        tensors = {n: v for n, v in upload.tensors.items() if not n.startswith(SCALE)}
-        main = banks.pop("", None)
-        return replace(upload, bank=main, banks=banks, weights=weights, tensors=tensors)
-
-
 def rule_of(rule: Reduce, filters: Sequence[Filter]) -> Reduce:
     """The rule by which uploads that went through filters are reduced.
 
@@ -263,3 +211,20 @@ def restored(filters: Sequence[Filter], upload: Bundle, source: str, sent: Bundl
     for part in reversed(filters):
         upload = part.restore(upload, source, sent)
     return upload
+
+
+def check_order(filters: Sequence[Filter]) -> None:
+    """Refuse an order that makes no sense: a filter before one that can no longer read what it leaves, or twice.
+
+    Args:
+        filters: in the order in which they act at the client.
+
+    Raises:
+        ProtofedError: one line that names the two.
+    """
+    for k, part in enumerate(filters):
+        for earlier in filters[:k]:
+            if earlier.stage > part.stage:
+                raise ProtofedError(f"filters: {part.name} must stand before {earlier.name}, which compresses")
+            if earlier.stage and earlier.name == part.name:
+                raise ProtofedError(f"filters: {part.name} stands there twice")

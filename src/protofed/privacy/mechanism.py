@@ -47,6 +47,7 @@ class Privacy(Filter):
     """Bounded contributions with Gaussian noise. The subclasses say whom it protects."""
 
     setting: ClassVar[str] = "privacy"
+    guarded: ClassVar[bool] = False  # who is dropped may not depend on the others, and bounds do what a guard does
 
     placement: Literal["central", "local"] = "central"
     clip: float = 1.0  # bound on the norm of an embedding or a prototype

@@ -94,6 +94,7 @@ class Summary(TypedDict):
     dropped_clients: NotRequired[int]
     client_rounds: NotRequired[int]
     empty_rounds: NotRequired[int]
+    round_notes: NotRequired[list[str]]
     failure: NotRequired[str | None]
     privacy: NotRequired[dict[str, Any]]
 

@@ -370,8 +370,8 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
 
 
 def losses_of(rows: Sequence[Row]) -> list[str]:
-    """The lines of what was lost: runs that failed and why, and client rounds that were dropped."""
-    return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row)) if line]
+    """The lines of what was lost: runs that failed and why, client rounds that were dropped, and states that were."""
+    return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row), *_round_lines(row)) if line]
 
 
 def privacy_of(rows: Sequence[Row]) -> list[str]:
@@ -408,6 +408,13 @@ def _dropped_line(row: Row) -> str:
     if row.empty_rounds:
         text += f"; in {row.empty_rounds:,} rounds no client returned anything usable, and the server kept its state"
     return text
+
+
+def _round_lines(row: Row) -> list[str]:
+    """Of each run, what the server did beside the method's equations: the first such round, and how many there were."""
+    noted = [(run["seed"], lines) for run in row.runs if (lines := run.get("round_notes"))]
+    more = {seed: f" (and {len(lines) - 1:,} more)" if len(lines) > 1 else "" for seed, lines in noted}
+    return [f"noted: {row.title}, seed {seed}, {lines[0]}{more[seed]}" for seed, lines in noted]
 
 
 def comparison_markdown(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:

@@ -32,6 +32,8 @@ class Part:
     each: bool = False
     optional: bool = False
     prefix: str = ""  # of weights: only those whose names begin with it
+    most: float | None = None
+    """Of a number that comes up: it is from 0 to this. Of a bank: how often a sample may count; once where it is None."""
 
     def __str__(self) -> str:
         return self.name + (" for each client" if self.each else "")
@@ -92,7 +94,7 @@ def number(name: str, **options: Any) -> Part:
 
     Args:
         name: the attribute of the server's state, and the name in the bundle.
-        **options: `each` and `optional` of `Part`.
+        **options: `each`, `optional` and `most` of `Part`.
 
     >>> number("threshold").kind
     'scalar'
