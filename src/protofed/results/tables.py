@@ -374,19 +374,25 @@ def losses_of(rows: Sequence[Row]) -> list[str]:
     return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row), *_round_lines(row)) if line]
 
 
+def privacy_text(guarantee: Mapping[str, Any]) -> str:
+    """Whose presence a run's differential privacy hides, by whose noise, with which δ.
+
+    Args:
+        guarantee: `privacy` of a run's summary.
+    """
+    whose = "the server, which sees what clients send," if guarantee["placement"] == "central" else "each client"
+    return (
+        f"ε with δ = {guarantee['delta']:g} hides the presence of one {guarantee['unit']} in what clients send in "
+        f"training; {whose} adds the noise; accuracies are outside it"
+    )
+
+
 def privacy_of(rows: Sequence[Row]) -> list[str]:
-    """A line for each differential privacy that runs have: whose presence is hidden, by whose noise, with which δ."""
+    """A line for each differential privacy that runs have."""
     lines: dict[str, list[str]] = {}
     for row in rows:
         for guarantee in [run["privacy"] for run in row.usable if "privacy" in run][:1]:
-            whose = (
-                "the server, which sees what clients send," if guarantee["placement"] == "central" else "each client"
-            )
-            text = (
-                f"ε with δ = {guarantee['delta']:g} hides the presence of one {guarantee['unit']} in what clients send in "
-                f"training; {whose} adds the noise; accuracies are outside it"
-            )
-            lines.setdefault(text, []).append(row.label)
+            lines.setdefault(privacy_text(guarantee), []).append(row.label)
     return [f"{text} ({', '.join(labels)})" for text, labels in lines.items()]
 
 
