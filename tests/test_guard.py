@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_map
 
 import protofed as pf
 from protofed import methods, wire
@@ -318,6 +319,19 @@ def test_a_state_nobody_can_train_from_is_rolled_back():
         ]
         fourth = federation.step()
         assert not fourth.dropped and not fourth.notes and math.isfinite(fourth.loss)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedtgp", "fedproc", "fedmps", "fedapa", "protofssl", "fedarpl"])
+def test_whatever_the_server_keeps_a_spoilt_state_is_left_behind(method):
+    """Every number of the server's state becomes absurd after round 2, as if no check had caught it."""
+    federation = build(settings_of(method, rounds=6).with_engine(LOOP))[1]
+    with mock.patch.object(rounds, "problem_of", lambda before, after: ""):
+        federation.step(), federation.step()
+        federation.state = tree_map(lambda v: v * 1e25 if torch.is_tensor(v) else v, federation.state)
+        third = federation.step()
+        fourth = federation.step()
+    assert not third.dropped or "returned to its last good state" in third.notes[0]
+    assert not fourth.dropped and math.isfinite(fourth.loss)
 
 
 def test_a_client_that_is_not_reached_rolls_nothing_back():
