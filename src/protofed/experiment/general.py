@@ -123,6 +123,9 @@ class ProtectionSettings:
     privacy: Annotated[
         str, Field(description="differential privacy: client?epsilon=4&clip=1, sample?epsilon=4&encoder=fixed; none")
     ] = ""
+    secure: Annotated[
+        str, Field(description="sums: the server learns the total of all uploads and none of them; sums?least=5; none")
+    ] = ""
 
 
 @dataclass(frozen=True)

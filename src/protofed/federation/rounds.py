@@ -22,16 +22,17 @@ from ..evaluate.pseudo import pooled
 from ..methods.base import Method
 from ..methods.client import Weights
 from ..methods.server import Setup
-from ..parts import Running, Upload
+from ..parts import Running
 from ..parts.attacks import Attackers
 from ..parts.filters import Arrival, Filter, restored, rule_of
 from ..wire import Bundle
-from ..wire.exchange import SAMPLES
 from . import selection
 from .engine import Downloads, Engine
 from .judge import Evaluation
 from .local import Outcome
-from .mixed import for_architecture, prefixed
+from .mixed import for_architecture
+from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
+from .uploads import as_upload, prefixed
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
@@ -97,6 +98,7 @@ class Federation:
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
         secret: bool = False,
+        secure: SecureSums | None = None,
     ) -> None:
         """
         Args:
@@ -117,8 +119,11 @@ class Federation:
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
             secret: Whether the server's noise comes from the operating system and not from the seed.
+            secure: How uploads are summed without the server seeing one; none: it is sent every upload.
         """
-        self.method, self.engine, self.data = method, engine, data
+        if secure is not None and not isinstance(engine, SecureEngine):
+            engine = SimulatedParties(engine, secure)
+        self.method, self.engine, self.data, self.secure = method, engine, data, secure
         self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
         self.attackers = frozenset(c for f in self.filters if isinstance(f, Attackers) for c in f.clients)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
@@ -136,6 +141,9 @@ class Federation:
         for filter in self.filters:
             filter.check(self.exchange, method.name, method.reduce)
         self.rule = rule_of(method.reduce, self.filters)
+        if secure is not None:
+            check_secure(secure.rules, self.exchange, method.name, method.reduce, self.filters, choice)
+            check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
@@ -194,7 +202,9 @@ class Federation:
         for filter in self.filters:
             measures |= filter.describe(self.most_often(round), self.exchange)
         terms |= self._teach(round)  # before the evaluation, because its result is what clients are sent next
+        down.update(received.asked)
         record = Record(round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures)
+        record.notes += received.notes
         record.seconds = time.perf_counter() - start_time
         if round == 1:
             record.notes += [filter.note for filter in self.filters if isinstance(filter, Attackers)]
@@ -275,7 +285,8 @@ class Federation:
                 self._receive(waiting, running, received)
                 waiting, size = {}, 0
         if waiting:
-            self._receive(waiting, running, received)
+            receive = self._receive if self.secure is None else self._receive_total
+            receive(waiting, running, received)
 
     def _receive(self, messages: dict[int, wire.Message], running: Running, received: Receipt) -> None:
         """Decode and check some uploads and add them to the reduction. A client with an unusable upload is dropped."""
@@ -301,13 +312,24 @@ class Federation:
                 received.dropped[client] = str(error)
                 log.warning("round %d: dropped %s", self.round + 1, error)
                 continue
-            samples = content.scalars.get(SAMPLES, 0.0)
-            scalars = {name: value for name, value in content.scalars.items() if name != SAMPLES}
-            weights = prefixed(content.weights, architecture) if self.mixed else content.weights
-            content = Bundle(content.bank, content.banks, weights, content.tensors, scalars, content.models)
-            uploads.append(Upload(client, samples, content))
+            uploads.append(as_upload(client, content, architecture if self.mixed else None))
         if uploads and self.exchange.up:
             running.add(uploads)
+
+    def _receive_total(self, trained: Collection[int], running: Running, received: Receipt) -> None:
+        """Ask the clients that have trained for the sum of what they have, of which the server sees no part."""
+        assert self.secure is not None and isinstance(self.engine, SecureEngine)
+        round = self.round + 1
+        total = total_of_round(self.engine, self.secure, list(trained), round)
+        for client, reason in total.dropped.items():
+            received.dropped[client] = f"{self.name_of(client)}: {reason}"
+            log.warning("round %d: dropped %s", round, received.dropped[client])
+        received.bytes.update(total.up)
+        received.asked.update(total.down)
+        if total.sums is None:
+            received.notes.append(f"round {round}: {total.failure}; the server keeps its state")
+        else:
+            running.total, running.clients = total.sums, total.contributors
 
     def _shared_weights(self) -> Weights:
         """The weights that all clients are sent, where the method shares a model."""
@@ -369,11 +391,13 @@ class Federation:
 @dataclass
 class Receipt:
     """What the server received in a round: every client's outcome without its upload, the dropped clients with the
-    reason, and the bytes."""
+    reason, and the bytes. `asked` has those that it sent while it received, in secure sums."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     bytes: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
