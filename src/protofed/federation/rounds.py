@@ -327,7 +327,7 @@ class Federation:
         received.bytes.update(total.up)
         received.asked.update(total.down)
         if total.sums is None:
-            received.notes.append(f"round {round}: {total.failure}; the server keeps its state")
+            received.notes.append(f"{total.failure}; the server keeps its state")
         else:
             running.total, running.clients = total.sums, total.contributors
 
