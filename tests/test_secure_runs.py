@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import protofed as pf
-from protofed import methods
+from protofed import methods, wire
 from protofed.deploy.node import Node
 from protofed.deploy.policy import Policy
 from protofed.deploy.remote import Limits
@@ -21,8 +21,8 @@ from protofed.errors import ProtofedError, Stopped
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.rounds import Federation
-from protofed.federation.secure import SimulatedParties
-from protofed.parts.reduce import Running, Sums
+from protofed.federation.secure import SimulatedParties, check_secure
+from protofed.parts.reduce import Mean, Running, Sums
 from protofed.privacy.fixed import STEP
 from protofed.privacy.protocol import STEPS, Rules
 from protofed.results.read import read_folder
@@ -294,6 +294,19 @@ def test_what_makes_no_sense_is_refused_in_one_line(method, given, reason):
     with pytest.raises(ProtofedError) as error:
         settings_of(method, **{"secure": "sums", **given})
     assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (wire.exchange.array("response", "classes"), "sends response, which its rule does not sum"),
+        (wire.exchange.bank("helpers", (None, "classes", "dim")), "sends helpers, whose size nobody knows beforehand"),
+    ],
+)
+def test_parts_that_cannot_be_summed_are_refused(sent, reason):
+    exchange = wire.Exchange((wire.exchange.bank(),), (wire.exchange.bank(), sent))
+    with pytest.raises(ProtofedError, match=reason):
+        check_secure(exchange, "mine", Mean(), ())
 
 
 def test_too_few_clients_in_the_data_are_refused():

@@ -220,7 +220,7 @@ def _check_secure(settings: Settings, filters: Iterable[Filter]) -> None:
     from ..privacy import masks  # noqa: F401, an error of one line where a library is missing
 
     g, method, rules = settings.general, settings.method, parse_part(secure, settings.general.secure)
-    check_secure(rules, method.exchange, method.name, method.reduce, filters, g.choice)
+    check_secure(method.exchange, method.name, method.reduce, filters, g.choice)
     if g.clients:  # otherwise the data says how many there are
         check_participants(rules, selection.participants_per_round(g.participation, g.clients))
 

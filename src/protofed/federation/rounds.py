@@ -142,7 +142,7 @@ class Federation:
             filter.check(self.exchange, method.name, method.reduce)
         self.rule = rule_of(method.reduce, self.filters)
         if secure is not None:
-            check_secure(secure.rules, self.exchange, method.name, method.reduce, self.filters, choice)
+            check_secure(self.exchange, method.name, method.reduce, self.filters, choice)
             check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]

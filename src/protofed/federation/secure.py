@@ -225,12 +225,11 @@ class SimulatedParties:
 
 
 def check_secure(
-    rules: Rules, exchange: Exchange, owner: str, rule: Reduce, filters: Iterable[Filter], choice: str = "random"
+    exchange: Exchange, owner: str, rule: Reduce, filters: Iterable[Filter], choice: str = "random"
 ) -> None:
     """Refuse a method or a setting with which secure sums make no sense.
 
     Args:
-        rules: How many clients a sum needs.
         exchange: What the method exchanges.
         owner: The method's name.
         rule: How the method reduces uploads.
@@ -248,6 +247,8 @@ def check_secure(
     for part in exchange.up:
         if part.kind in ("tensor", "models"):
             raise ProtofedError(f"secure=sums: {owner} sends {part.name}, which its rule does not sum")
+        if None in part.shape:
+            raise ProtofedError(f"secure=sums: {owner} sends {part.name}, whose size nobody knows beforehand")
     for filter in filters:
         if type(filter).restore is not Filter.restore:
             raise ProtofedError(
