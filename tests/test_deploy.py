@@ -86,6 +86,7 @@ def simulated(method, given):
     """The federation of the same sites in one process."""
     cards = [Node(n, given["folder"] / n, part(k), MODELS[k]).card() for k, n in enumerate(NAMES)]
     more = {"clients": 3, "models": list(MODELS), "assignment": "round-robin", "data": part(0)}
+    more |= {key: value for key, value in given.items() if key != "folder"}
     settings = resolve(method, {**KEYS, **METHODS[method], **more})
     views = [site_data(part(k), settings, cards, k, (), 4) for k in range(3)]
     held_back = [view.held_back[k] for k, view in enumerate(views)]

@@ -197,7 +197,7 @@ def test_vectors_longer_than_a_block_are_masked_to_their_end():
 def test_a_third_may_drop_out_at_any_step(step, clients):
     vectors = drawn(range(clients), seed=clients)
     gone = third(vectors, clients)
-    total, _, _ = run(vectors, Rules(minimum=2), {step: gone})
+    total, _, _ = run(vectors, Rules(least=2), {step: gone})
     there = set(vectors) if step == "unmask" else set(vectors) - gone
     assert total.contributors == tuple(sorted(there))
     assert total.values.tolist() == plain(vectors, there)
@@ -211,7 +211,7 @@ def test_a_third_may_drop_out_at_every_step_where_the_threshold_is_low(clients):
     for number, step in enumerate(STEPS):
         absent[step] = third(left, number)
         left -= absent[step]
-    total, _, _ = run(vectors, Rules(minimum=2, degree=40, share=0.1), absent)
+    total, _, _ = run(vectors, Rules(least=2, degree=40, share=0.1), absent)
     there = left | absent["unmask"]
     assert total.contributors == tuple(sorted(there)) and total.values.tolist() == plain(vectors, there)
     assert set(total.dropped) == set(vectors) - left
@@ -239,9 +239,9 @@ def test_fewer_than_the_minimum_have_no_total():
     with pytest.raises(SecureFailure, match="2 clients are left after 'keys'; at least 3"):
         run(drawn(range(2)))
     with pytest.raises(SecureFailure, match="at least 4"):
-        run(drawn(range(5)), Rules(minimum=4), {"masked": [0, 1]})
-    with pytest.raises(ProtofedError, match="minimum=1"):
-        Rules(minimum=1)
+        run(drawn(range(5)), Rules(least=4), {"masked": [0, 1]})
+    with pytest.raises(ProtofedError, match="least=1"):
+        Rules(least=1)
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------

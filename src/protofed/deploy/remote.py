@@ -87,6 +87,12 @@ class RemoteEngine:
             }
         return iter([(client, outcomes[client]) for client in downloads.clients])
 
+    def ask(self, round: int, step: str, messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | str]]:
+        """Send each site its request of one step of a secure sum, all at once; who gives no answer says why."""
+        header = {**self._header(round), "step": step}
+        replies = self._call_once("secure", {c: sealed(header, message) for c, message in messages.items()})
+        return ((c, str(reply) if isinstance(reply, Failure) else bytes(reply)) for c, reply in replies.items())
+
     def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
         """Score the sites that can be reached and let their scores leave."""
         header = {**self._header(downloads.round), "how": dataclasses.asdict(options)}

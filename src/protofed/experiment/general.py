@@ -132,6 +132,9 @@ class ProtectionSettings:
             description="how many times the others' norm an upload's may be; 0: absurd uploads are taken as they are",
         ),
     ] = FACTOR
+    secure: Annotated[
+        str, Field(description="sums: the server learns the total of all uploads and none of them; sums?least=5; none")
+    ] = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,8 @@ def round_row(record: Record) -> RoundRow:
         "dropped": {str(client): reason for client, reason in record.dropped.items()},
         "loss": record.loss,
         "terms": dict(record.terms),
-        "up": {kind: record.up[kind] for kind in wire.BYTE_KINDS},
-        "down": {kind: record.down[kind] for kind in wire.BYTE_KINDS},
+        "up": _by_kind([record.up]),
+        "down": _by_kind([record.down]),
         "seconds": round(record.seconds, 4),
     }
     if record.measures:
@@ -212,14 +212,20 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _costs(rounds: list[RoundRow]) -> dict[str, Any]:
     """The bytes and seconds of a run, and the number of client rounds that were lost."""
     costs: dict[str, Any] = {
-        "bytes_up": {kind: sum(row["up"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
-        "bytes_down": {kind: sum(row["down"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
+        "bytes_up": _by_kind([row["up"] for row in rounds]),
+        "bytes_down": _by_kind([row["down"] for row in rounds]),
         "seconds": round(sum(row["seconds"] for row in rounds), 3),
         "dropped_clients": sum(len(row["dropped"]) for row in rounds),
         "client_rounds": sum(len(row["participants"]) for row in rounds),
         "empty_rounds": sum(_is_empty(row) for row in rounds),
     }
     return costs
+
+
+def _by_kind(counted: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The bytes of some rounds, added up by kind; bytes of secure sums appear where there are any."""
+    kinds = dict.fromkeys([*wire.BYTE_KINDS, *(kind for counts in counted for kind in counts)])
+    return {kind: sum(counts.get(kind, 0) for counts in counted) for kind in kinds}
 
 
 def _is_empty(row: RoundRow) -> bool:

@@ -26,6 +26,8 @@ from ..outcome import Result
 from ..parts.attacks import Attack, Attackers, Backdoor, with_trigger
 from ..parts.filters import Filter
 from ..privacy.mechanism import Privacy, mechanisms
+from ..privacy.protocol import Rules
+from ..privacy.protocol import secure as secure_rules
 from ..registry import as_text, parse_part
 from ..results.folder import History, RunFolder, check_free, check_is_run, read_about, read_settings
 from ..results.read import is_run, read_finished
@@ -108,6 +110,11 @@ def mechanism_of(settings: Settings) -> Privacy | None:
     return parse_part(mechanisms, settings.general.privacy) if settings.general.privacy else None
 
 
+def rules_of(settings: Settings) -> Rules | None:
+    """The rules of a run's secure sums, where its settings ask for them."""
+    return parse_part(secure_rules, settings.general.secure) if settings.general.secure else None
+
+
 def filters_of(
     settings: Settings, clients: int, attack: tuple[Filter, ...] = ()
 ) -> tuple[Settings, tuple[Filter, ...]]:
@@ -165,7 +172,17 @@ def engine_inputs(
     mix = architectures(settings, data)
     settings, filters = filters_of(settings, len(data.clients), attack)
     inputs = EngineInputs(
-        method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters, secret
+        method,
+        mix.specs,
+        mix.owner,
+        data,
+        settings.local,
+        g.seed,
+        g.initial,
+        per_round,
+        filters,
+        secret,
+        rules_of(settings),
     )
     return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
 
@@ -213,6 +230,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         filters=inputs.filters,
         secret=inputs.secret,
         guard=g.guard,
+        secure=inputs.sums,
     )
 
 

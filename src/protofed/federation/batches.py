@@ -20,6 +20,7 @@ from ..parts import Batch, Each, Feed, Reduce, Step, View
 from ..parts.filters import Filter
 from ..wire import Bundle
 from .optimiser import LocalSettings
+from .secure import SecureSums
 
 GATHER = 32  # the number of steps whose samples are fetched together
 STATISTICS_BATCH = 250  # the most samples in a batch when statistics of static batch norm are collected
@@ -64,6 +65,7 @@ class Task:
     rule: Reduce = Each()  # by which the server reduces what leaves the filters
     keeps_model: bool = True
     secret: bool = False  # whether a client's noise comes from the operating system and not from the seed
+    secure: SecureSums | None = None  # how a client's upload becomes its part of a sum, where only sums leave it
 
     def normals(self, client: int, round: int) -> seeds.Normals:
         """A client's noise for what it sends in a round."""

@@ -264,24 +264,29 @@ def outcome_of(
 ) -> Outcome:
     """Store what a client keeps after training, and return what it sends.
 
-    The outcome holds none of the model's tensors: the upload is encoded, and `keep` copies the state.
+    The outcome holds none of the model's tensors: the upload is encoded, and `keep` copies the state. Where only sums
+    leave a client, the upload is its vector in a secure sum, which whoever stands in for the client must not give away.
     """
     if training.trained is None:
         return Outcome(None, training.terms, training.failure, training.pseudo)
     learner, trained = task.learner, training.trained
-    upload = learner.returned(trained, received, round)
+    upload, message = learner.returned(trained, received, round), b""
     measures: Mapping[str, float] = {}
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
         departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
         upload, measures = compressed(task.filters, upload, departure)
+        try:
+            message = wire.encode(upload) if task.secure is None else task.secure.vector(client, upload)
+        except ProtofedError as error:  # a number that no secure sum can hold; the client keeps its old state
+            return Outcome(None, training.terms, str(error), training.pseudo)
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
     state = ClientState(weights, training.optimiser, memory, bank)
     if not state.empty:
         keep(client, state)
-    return Outcome(wire.encode(upload), training.terms, "", training.pseudo, measures)
+    return Outcome(message, training.terms, "", training.pseudo, measures)
 
 
 class PseudoLabels:

@@ -26,14 +26,15 @@ from ..parts import Running, Upload
 from ..parts.attacks import Attackers
 from ..parts.filters import Arrival, Filter, check_order, restored, rule_of
 from ..wire import Bundle
-from ..wire.exchange import SAMPLES
 from . import selection
 from .batches import client_size
 from .engine import Downloads, Engine
 from .guard import FACTOR, Guard, Inspection, norms_of, problem_of
 from .judge import Evaluation
 from .local import Outcome
-from .mixed import for_architecture, prefixed
+from .mixed import for_architecture
+from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
+from .uploads import as_upload, prefixed
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
@@ -100,6 +101,7 @@ class Federation:
         filters: Sequence[Filter] = (),
         secret: bool = False,
         guard: float = FACTOR,
+        secure: SecureSums | None = None,
     ) -> None:
         """
         Args:
@@ -121,8 +123,11 @@ class Federation:
             snapshots: The number of evaluations whose embeddings are kept.
             secret: Whether the server's noise comes from the operating system and not from the seed.
             guard: How many times the others' norm an upload's norm may be; 0 switches the guard off.
+            secure: How uploads are summed without the server seeing one; none: it is sent every upload.
         """
-        self.method, self.engine, self.data = method, engine, data
+        if secure is not None and not isinstance(engine, SecureEngine):
+            engine = SimulatedParties(engine, secure)
+        self.method, self.engine, self.data, self.secure = method, engine, data, secure
         self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
         self.attackers = frozenset(c for f in self.filters if isinstance(f, Attackers) for c in f.clients)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
@@ -141,10 +146,13 @@ class Federation:
         for filter in self.filters:
             filter.check(self.exchange, method.name, method.reduce)
         self.rule = rule_of(method.reduce, self.filters)
+        if secure is not None:
+            check_secure(self.exchange, method.name, method.reduce, self.filters, choice)
+            check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
-        judged = guard > 0 and all(filter.guarded for filter in self.filters)
+        judged = guard > 0 and secure is None and all(filter.guarded for filter in self.filters)
         self.guarded = guard > 0
         self.guard = Guard(guard, self.exchange, self._size) if judged else None
         self.state: Any = method.start(self.setup)
@@ -210,9 +218,11 @@ class Federation:
         for filter in self.filters:
             measures |= filter.describe(self.most_often(round), self.exchange)
         terms |= self._teach(round, notes)  # before the evaluation, because its result is what clients are sent next
+        down.update(received.asked)
         record = Record(
             round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures, notes=notes
         )
+        record.notes += received.notes
         record.seconds = time.perf_counter() - start_time
         if round in self.evaluated:
             self._evaluate(record)
@@ -315,7 +325,10 @@ class Federation:
             if len(waiting) >= CHUNK and size >= CHUNK_BYTES:
                 self._receive(waiting, running, received, inspection)
                 waiting, size = {}, 0
-        self._receive(waiting, running, received, inspection, last=True)
+        if self.secure is None:
+            self._receive(waiting, running, received, inspection, last=True)
+        elif waiting:
+            self._receive_total(waiting, running, received)
 
     def _receive(
         self,
@@ -344,7 +357,7 @@ class Federation:
                 if self.filters:
                     content = restored(self.filters, content, source, self.sent(client))
                     self.expected[architecture].check(content, source)
-                upload = self._upload(client, content)
+                upload = as_upload(client, content, architecture if self.mixed else None)
                 if self.guard is not None:
                     self.guard.check_claims(upload, source)
             except wire.WireError as error:
@@ -358,12 +371,19 @@ class Federation:
         if uploads and self.exchange.up:
             running.add(uploads)
 
-    def _upload(self, client: int, content: Bundle) -> Upload:
-        """What a client sent, with the names that weights have at the server."""
-        samples = content.scalars.get(SAMPLES, 0.0)
-        scalars = {name: value for name, value in content.scalars.items() if name != SAMPLES}
-        weights = prefixed(content.weights, self.engine.owner[client]) if self.mixed else content.weights
-        return Upload(client, samples, replace(content, weights=weights, scalars=scalars))
+    def _receive_total(self, trained: Collection[int], running: Running, received: Receipt) -> None:
+        """Ask the clients that have trained for the sum of what they have, of which the server sees no part."""
+        assert self.secure is not None and isinstance(self.engine, SecureEngine)
+        round = self.round + 1
+        total = total_of_round(self.engine, self.secure, list(trained), round)
+        for client, reason in total.dropped.items():
+            self._drop(client, f"{self.name_of(client)}: {reason}", received)
+        received.bytes.update(total.up)
+        received.asked.update(total.down)
+        if total.sums is None:
+            received.notes.append(f"{total.failure}; the server keeps its state")
+        else:
+            running.total, running.clients = total.sums, total.contributors
 
     def _drop(self, client: int, reason: str, received: Receipt) -> None:
         received.dropped[client] = reason
@@ -445,11 +465,13 @@ class Federation:
 @dataclass
 class Receipt:
     """What the server received in a round: every client's outcome without its upload, the dropped clients with the
-    reason, and the bytes."""
+    reason, and the bytes. `asked` has those that it sent while it received, in secure sums."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     bytes: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:

@@ -127,7 +127,7 @@ def _integers(name: str, value: Tensor) -> Tensor:
     """The nearest multiples of the step, counted in steps."""
     exact = value.to("cpu", torch.float64)
     wrong = ~(exact.abs() <= LIMIT)  # NaN too
-    if wrong.any():
-        found = exact[wrong][0].item()
-        raise ProtofedError(f"{name!r} holds {found:g}; a secure sum takes finite numbers within ±{LIMIT:.0f}")
+    if wrong.any():  # the error travels to the server, so it does not say which number
+        what = "a number that is too large" if bool(exact.isfinite().all()) else "NaN or infinity"
+        raise ProtofedError(f"{name!r} holds {what}; a secure sum takes finite numbers within ±{LIMIT:.0f}")
     return (exact / STEP).round_().to(torch.int64)

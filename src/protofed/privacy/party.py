@@ -125,8 +125,8 @@ class Party:
 
     def _take_part(self, clients: int, holders: int) -> None:
         """Refuse to go on with too few clients, or with too few that hold this client's shares."""
-        if clients < self.rules.minimum:
-            raise ValueError(f"{clients} clients take part where this client requires {self.rules.minimum}")
+        if clients < self.rules.least:
+            raise ValueError(f"{clients} clients take part where this client requires {self.rules.least}")
         if holders < self._threshold:
             raise ValueError(f"{holders} holders of this client's shares take part; the threshold is {self._threshold}")
         self._clients = clients

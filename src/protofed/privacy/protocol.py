@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..errors import ProtofedError
+from ..registry import Registry
 from .fixed import MOST_CLIENTS
 
 STEPS = ("keys", "shares", "masked", "unmask")
@@ -39,6 +40,10 @@ class SecureFailure(ProtofedError):
         self.dropped, self.up, self.down = dropped or {}, up or {}, down or {}
 
 
+secure: Registry[Rules] = Registry("secure")
+
+
+@secure.register("sums")
 @dataclass(frozen=True)
 class Rules:
     """How many clients a sum needs, and how many share secrets with each other; every party holds the server to them.
@@ -53,13 +58,13 @@ class Rules:
     (30, 8)
     """
 
-    minimum: int = 3  # clients, below which neither a party nor the server goes on
+    least: int = 3  # clients, below which neither a party nor the server goes on
     degree: int | None = None  # neighbours of a client, in place of the formula
     share: float | None = None  # of the holders, which the threshold exceeds, in place of 1/2 and 1/4
 
     def __post_init__(self) -> None:
-        if self.minimum < 2:
-            raise ProtofedError(f"minimum={self.minimum}: a sum over fewer than 2 clients is an upload")
+        if self.least < 2:
+            raise ProtofedError(f"least={self.least}: a sum over fewer than 2 clients is an upload")
         if self.degree is not None and self.degree < 2:
             raise ProtofedError(f"degree={self.degree}: a client needs at least 2 neighbours")
         if self.share is not None and not 0 < self.share < 1:

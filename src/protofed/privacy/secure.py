@@ -47,8 +47,9 @@ from .protocol import (
     unframe,
 )
 
-Ask = Callable[[str, Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
-"""Sends requests of one step to clients, and gives answers as they arrive; who has left does not answer."""
+Ask = Callable[[str, Mapping[int, bytes]], Iterable[tuple[int, bytes | str]]]
+"""Sends requests of one step to clients, and gives answers as they arrive. Who has left does not answer; where it is known
+why, a text says so in place of the answer."""
 T = TypeVar("T")
 
 
@@ -219,6 +220,8 @@ class _Sum:
             if client not in messages or client in answers or client in self.dropped:
                 continue
             try:
+                if isinstance(answer, str):
+                    raise ValueError(answer)
                 self.up[client] = self.up.get(client, 0) + size(answer)
                 count, body = unframe(answer, step, ANSWER, client, self.context)
                 answers[client] = read(client, count, body)
@@ -226,8 +229,8 @@ class _Sum:
                 self.dropped[client] = f"{step}: {error}"
         for client in messages.keys() - answers.keys():
             self.dropped.setdefault(client, f"{step}: no answer")
-        if len(answers) < self.rules.minimum and step != "unmask":
-            self.fail(f"{len(answers)} clients are left after {step!r}; at least {self.rules.minimum} are needed")
+        if len(answers) < self.rules.least and step != "unmask":
+            self.fail(f"{len(answers)} clients are left after {step!r}; at least {self.rules.least} are needed")
         return dict(sorted(answers.items()))
 
     # --- what the shares are for --------------------------------------------------------------------------------------

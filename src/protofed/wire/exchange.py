@@ -201,6 +201,30 @@ class Exchange:
         shapes = {p.name: tuple(sizes[n] if isinstance(n, str) else n for n in p.shape) for p in parts}
         return Expected({p.name: p for p in parts}, shapes, template)
 
+    def zeros(self, sizes: Mapping[str, int | None], template: Mapping[str, Tensor]) -> Bundle:
+        """An upload of zeros with every part that may come up, for the shapes of what is made of uploads.
+
+        Args:
+            sizes: the numbers that the words in shapes stand for.
+            template: a model of the client's architecture.
+
+        Returns:
+            the bundle; parts that are tensors or further models are left out.
+        """
+        banks, weights, scalars = {}, {}, {SAMPLES: 0.0}
+        for part in self.up:
+            if part.kind == "bank":
+                shape = [sizes[n] if isinstance(n, str) else n for n in part.shape]
+                means = torch.zeros([n or 0 for n in shape])
+                banks["" if part.name == "bank" else part.name] = PrototypeBank(
+                    means, means.new_zeros(means.shape[:-1])
+                )
+            elif part.kind == "weights":
+                weights = {n: torch.zeros_like(v) for n, v in template.items() if n.startswith(part.prefix)}
+            elif part.kind == "scalar":
+                scalars[part.name] = 0.0
+        return Bundle(banks.pop("", None), banks, weights, {}, scalars)
+
 
 @dataclass(frozen=True)
 class Expected:
