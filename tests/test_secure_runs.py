@@ -51,10 +51,10 @@ class Totals:
         self.sums, self.uploads = [], []
         update, add = Federation._update, Running.add
 
-        def watched(federation, running, round):
+        def watched(federation, running, *rest):
             tensors = {name: value.clone() for name, value in running.total.tensors.items()}
             self.sums.append(Sums(tensors, dict(running.total.numbers), dict(running.total.dtypes)))
-            return update(federation, running, round)
+            return update(federation, running, *rest)
 
         def heard(running, uploads):
             self.uploads += uploads
