@@ -154,7 +154,7 @@ def test_an_additive_reduce_finishes_the_same_from_a_secure_sum(by):
     layout = Layout.of(lifted[0])
     vectors = {client: layout.pack(sums) for client, sums in lifted.items()}
     total, _, _ = run(vectors, length=layout.length)
-    secure = rule.finish(layout.unpack(total.values), [])
+    secure = rule.finish(layout.unpack(total.values), [], {})
     running = Running(rule)
     running.add(uploads)
     wanted = running.result()
