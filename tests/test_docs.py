@@ -30,6 +30,8 @@ from protofed.experiment.settings import PARTS, REGISTRIES, combine, general_key
 from protofed.parts import Reduce
 from protofed.parts.attacks import Attack
 from protofed.parts.filters import Filter
+from protofed.privacy.mechanism import mechanisms
+from protofed.privacy.protocol import secure
 from protofed.registry import as_text, parse_part
 from protofed.schedules import Ramp, Weight
 
@@ -212,6 +214,7 @@ def test_keys_in_running_text_exist():
                 known |= {option, f"{kind}.{option}", f"{name}.{option}"}
                 if is_weight(REGISTRIES[kind][name], option):
                     known |= {f"{option}.{f.name}" for f in dataclasses.fields(Ramp)}
+    known |= {option for registry in (mechanisms, secure) for name in registry for option in registry.options(name)}
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         for code in re.findall(r"`([^`]+)`", text):
