@@ -194,6 +194,11 @@ def _audit_run(path: Path, clients: int | Sequence[int | str], data: Dataset | N
     """The audit of one run."""
     with threads_kept():
         settings, federation = reopen(path, data=data)
+        if settings.general.secure:
+            raise ProtofedError(
+                f"{path}: uploads were summed securely, so the server saw no message of one client; audit a run with the "
+                'same settings and secure="" for what a message would give away'
+            )
         if not federation.exchange.up:
             raise ProtofedError(f"{path}: clients of {settings.method.name} send nothing, so there is nothing to audit")
         chosen = chosen_clients(federation, clients)
