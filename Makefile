@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 $(TOOLS): $(READY)
-	$(PIP) -e ".[dev,hub,text,csi,track,deploy]"
+	$(PIP) -e ".[dev,hub,text,csi,track,deploy,privacy]"
 	@touch $@
 
 $(DOCS): $(READY)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from scipy.optimize import minimize
 from torch import Tensor
 
 from protofed import aggregate
@@ -70,9 +76,40 @@ def median_rule(rows: list[list[float]], counts: list[float]) -> list[float]:
 
 def trimmed_rule(trim: float) -> Callable[[list[list[float]], list[float]], list[float]]:
     def rule(rows: list[list[float]], counts: list[float]) -> list[float]:
-        cut = int(trim * len(rows) + 1e-9)
+        cut = min(math.ceil(trim * len(rows) - 1e-9), (len(rows) - 1) // 2)
         kept = [sorted(column)[cut : len(rows) - cut] for column in zip(*rows, strict=True)]
         return [sum(column) / len(column) for column in kept]
+
+    return rule
+
+
+def scores_of_krum(rows: list[list[float]], attackers: float) -> list[float]:
+    """Krum's scores by brute force: over every set of n - f - 2 others the least sum of squared distances."""
+    n = len(rows)
+    near = max(1, n - math.ceil(attackers * n - 1e-9) - 2)
+    scores = []
+    for i in range(n):
+        away = [sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True)) for j in range(n) if j != i]
+        scores.append(min((sum(some) for some in itertools.combinations(away, near)), default=0.0))
+    return scores
+
+
+def krum_rule(rows: list[list[float]], counts: list[float]) -> list[float]:
+    scores = scores_of_krum(rows, 0.2)
+    return mean_rule([row for row, score in zip(rows, scores, strict=True) if score <= min(scores) + 1e-12], counts)
+
+
+def multi_krum_rule(rows: list[list[float]], counts: list[float]) -> list[float]:
+    scores, taken = scores_of_krum(rows, 0.2), max(1, len(rows) - math.ceil(0.2 * len(rows) - 1e-9))
+    last = sorted(scores)[taken - 1]
+    return mean_rule([row for row, score in zip(rows, scores, strict=True) if score <= last + 1e-12], counts)
+
+
+def bounded_rule(factor: float) -> Callable[[list[list[float]], list[float]], list[float]]:
+    def rule(rows: list[list[float]], counts: list[float]) -> list[float]:
+        norms = [math.sqrt(sum(v * v for v in row)) for row in rows]
+        bound = factor * statistics.median_low(norms)
+        return mean_rule([[v * min(1.0, bound / n) for v in row] for row, n in zip(rows, norms, strict=True)], counts)
 
     return rule
 
@@ -85,6 +122,10 @@ RULES = {
     "trimmed_mean": (aggregate.trimmed_mean, trimmed_rule(0.1)),
     "trimmed_mean 0.34": (lambda b: aggregate.trimmed_mean(b, 0.34), trimmed_rule(0.34)),
     "trimmed_mean 0": (lambda b: aggregate.trimmed_mean(b, 0.0), mean_rule),
+    "krum": (aggregate.krum, krum_rule),
+    "multi_krum": (aggregate.multi_krum, multi_krum_rule),
+    "bounded_mean": (aggregate.bounded_mean, bounded_rule(1.0)),
+    "bounded_mean 1.5": (lambda b: aggregate.bounded_mean(b, 1.5), bounded_rule(1.5)),
 }
 every = pytest.mark.parametrize("name", RULES)
 
@@ -142,21 +183,176 @@ def test_weighted_mean_is_combine():
     same(aggregate.weighted_mean(banks), whole)
 
 
-@pytest.mark.parametrize("rule", [aggregate.median, lambda b: aggregate.trimmed_mean(b, 0.2)])
-def test_robust_rules_withstand_an_outlier(rule):
+# --- robust rules -----------------------------------------------------------------------------------------------------
+ROBUST = {
+    "median": aggregate.median,
+    "trimmed_mean": lambda b: aggregate.trimmed_mean(b, 0.4),
+    "geometric_median": aggregate.geometric_median,
+    "krum": lambda b: aggregate.krum(b, 0.4),
+    "multi_krum": lambda b: aggregate.multi_krum(b, 0.4),
+    "bounded_mean": aggregate.bounded_mean,
+}
+robust = pytest.mark.parametrize("rule", ROBUST)
+numbers = st.floats(-3, 3).map(lambda v: round(v, 3))
+
+
+def one_class(rows) -> PrototypeBank:
+    means = torch.as_tensor(np.array(rows), dtype=torch.float64)[:, None]
+    return PrototypeBank(means, torch.ones(len(means), 1, dtype=torch.float64))
+
+
+@robust
+@pytest.mark.parametrize("size", [1e6, 1e30])
+def test_robust_rules_withstand_an_outlier(rule, size):
     rng = torch.Generator().manual_seed(0)
     means = torch.randn(9, C, D, generator=rng)
-    means[4] = 1e6
-    bank = rule(PrototypeBank(means, torch.ones(9, C)))
+    means[4] = size
+    bank = ROBUST[rule](PrototypeBank(means, torch.ones(9, C)))
     assert float(bank.means.abs().max()) < 5
 
 
+@robust
+@examples(max_examples=60, deadline=None)
+@given(st.data(), st.integers(7, 12), st.sampled_from([1.0, 30.0, 1e5, 1e30]), st.booleans())
+def test_fewer_attackers_than_are_assumed_stay_powerless(rule, data, n, size, together):
+    """Whatever 2 of 7 and more send, in one place or in several: the result stays where the honest ones are.
+
+    Rules of coordinates stay in their box. The geometric median is at most 2·(n - f) / (n - 2f) honest radii away
+    (Minsker, 2015). Krum takes vectors of which each has a majority of honest neighbours; bounded vectors are not
+    longer than an honest one.
+    """
+    honest = np.array(data.draw(st.lists(st.tuples(numbers, numbers), min_size=n - 2, max_size=n - 2)))
+    places = np.array(data.draw(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=2)))
+    lies = size * (places[:1].repeat(2, 0) if together else places)
+    result = ROBUST[rule](one_class(np.concatenate([lies, honest]))).means[0].numpy()
+    assert np.isfinite(result).all()
+    if rule in ("median", "trimmed_mean"):
+        assert (result >= honest.min(0) - 1e-9).all() and (result <= honest.max(0) + 1e-9).all()
+    elif rule == "bounded_mean":
+        assert np.linalg.norm(result) <= np.linalg.norm(honest, axis=1).max() + 1e-9
+    else:
+        centre = honest.mean(0)
+        radius = np.linalg.norm(honest - centre, axis=1).max()
+        assert np.linalg.norm(result - centre) <= 1e-6 + radius * (2 * (n - 2) / (n - 4) if "geo" in rule else 2 * n)
+
+
+@robust
+@examples(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=9), st.integers(0, 99), st.tuples(numbers, numbers))
+def test_robust_rules_do_not_depend_on_order_and_move_with_the_clients(rule, rows, seed, by):
+    rows = np.array(rows)
+    result = ROBUST[rule](one_class(rows)).means[0].numpy()
+    shuffled = np.random.default_rng(seed).permutation(rows)
+    np.testing.assert_allclose(ROBUST[rule](one_class(shuffled)).means[0].numpy(), result, atol=1e-9)
+    moved = ROBUST[rule](one_class(rows + np.array(by))).means[0].numpy()
+    if rule in ("median", "trimmed_mean", "geometric_median"):  # a tie of Krum's may be broken by the last bit
+        np.testing.assert_allclose(moved, result + np.array(by), atol=1e-5)
+    grown = ROBUST[rule](one_class(4 * rows)).means[0].numpy()  # 4 is exact in binary, so that ties stay ties
+    np.testing.assert_allclose(grown, 4 * result, atol=1e-5)
+
+
+@seeds
+@pytest.mark.parametrize("rule", ["krum", "multi_krum"])
+def test_krum_moves_with_the_clients(rule, seed):
+    rows = np.random.default_rng(seed).normal(size=(8, 3))
+    moved = ROBUST[rule](one_class(rows + 5.0)).means
+    torch.testing.assert_close(moved, ROBUST[rule](one_class(rows)).means + 5.0)
+
+
+@seeds
+def test_the_geometric_median_has_the_least_sum_of_distances(seed):
+    """Against scipy's minimiser, from many starts; every value near the least is as good."""
+    banks = make(seed, clients=9)
+    result, longer = aggregate.geometric_median(banks), aggregate.geometric_median(banks, steps=2000)
+    for c in range(C):
+        points = banks.means[holders(banks, c), c].numpy()
+
+        def value(y, points=points):
+            return float(np.linalg.norm(points - y, axis=1).sum())
+
+        if len(points):
+            starts = [*points, points.mean(0)]
+            least = min(min(value(y), minimize(value, y, method="Nelder-Mead").fun) for y in starts)
+            assert value(result.means[c].numpy()) <= least * 1.002 + 1e-9
+            assert value(longer.means[c].numpy()) <= least * (1 + 1e-5) + 1e-9
+
+
+def test_gradients_of_the_geometric_median():
+    banks = make(3, clients=5)
+    means = banks.means.requires_grad_()
+    few = lambda m: aggregate.geometric_median(PrototypeBank(m, banks.counts), steps=4).means[banks.known.any(0)]  # noqa: E731
+    assert torch.autograd.gradcheck(few, means)
+
+
+@robust
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_robust_rules_keep_the_precision_and_half_is_near_single(rule, dtype):
+    banks = make(1)
+    expected = ROBUST[rule](PrototypeBank(banks.means.to(dtype).float(), banks.counts.float())).means
+    result = ROBUST[rule](PrototypeBank(banks.means.to(dtype), banks.counts.float()))
+    assert result.means.dtype == dtype and result.counts.dtype == torch.float32
+    torch.testing.assert_close(result.means.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@robust
+def test_long_rows_in_half_precision_do_not_overflow(rule):
+    means = torch.full((5, 1, 8), 200.0, dtype=torch.float16)  # the square of 200 is no number of float16
+    means[0] = -60000.0
+    result = ROBUST[rule](PrototypeBank(means, torch.ones(5, 1))).means
+    assert bool(torch.isfinite(result).all()) and float(result.max()) <= 201
+
+
+@seeds
+def test_of_two_holders_the_shorter_one_is_taken(seed):
+    banks = make(seed)
+    result = aggregate.shorter_of_two(spoilt(banks), aggregate.mean(banks))
+    two = 0
+    for c in range(C):
+        who = holders(banks, c)
+        expected = aggregate.mean(banks).means[c]
+        if len(who) == 2:
+            two += 1
+            expected = min((banks.means[k, c] for k in who), key=lambda row: float(row.norm()))
+        torch.testing.assert_close(result.means[c], expected)
+    same_norm = one_class([[1.0, 2.0], [2.0, -1.0]])
+    torch.testing.assert_close(
+        aggregate.shorter_of_two(same_norm, same_norm[0]).means, torch.tensor([[1.5, 0.5]]).double()
+    )
+    alone = one_class([[3.0, 4.0]])
+    assert torch.equal(aggregate.shorter_of_two(alone, alone[0]).means, alone.means[0])
+
+
+def test_few_holders_are_protected():
+    """One of three or four holders lies, though 0.2 of them is less than one."""
+    lie = [-1e6, 1e6]
+    for honest in ([[1.0, 1.0], [1.1, 1.0]], [[1.0, 1.0], [1.1, 1.0], [1.0, 1.1]]):
+        for rule in (aggregate.median, aggregate.krum, aggregate.multi_krum, aggregate.geometric_median):
+            assert float((rule(one_class([lie, *honest])).means - 1).abs().max()) < 0.3
+        trimmed = aggregate.trimmed_mean(one_class([lie, *honest]), 0.2).means
+        assert float((trimmed - 1).abs().max()) < 0.3
+
+
+@pytest.mark.parametrize("rule", [aggregate.krum, aggregate.multi_krum])
+def test_krum_refuses_a_majority_of_attackers(rule):
+    with pytest.raises(ValueError, match=r"attackers=0\.5: expected a share"):
+        rule(make(0), 0.5)
+
+
+def test_bounds_are_above_zero():
+    with pytest.raises(ValueError, match="factor=0"):
+        aggregate.bounded_mean(make(0), 0)
+
+
 def test_trim_takes_whole_clients_off():
-    """⌊0.29 · 100⌋ is 29, though in binary the product falls just below."""
-    values = torch.zeros(100, 1, 1)
-    values[:29] = -1e6
-    values[-29:] = 3e6
-    assert float(aggregate.trimmed_mean(PrototypeBank(values, torch.ones(100, 1)), 0.29).means) == 0
+    """⌈0.29 · 100⌉ is 29 and ⌈0.28 · 100⌉ 28, though in binary the products lie just beside."""
+    for trim in (0.28, 0.29):
+        values, cut = torch.zeros(100, 1, 1), round(100 * trim)
+        values[:cut] = -1e6
+        values[-cut:] = 3e6
+        assert float(aggregate.trimmed_mean(PrototypeBank(values, torch.ones(100, 1)), trim).means) == 0
+        values[cut] = -72.0
+        left = float(aggregate.trimmed_mean(PrototypeBank(values, torch.ones(100, 1)), trim).means)
+        assert left == pytest.approx(-72.0 / (100 - 2 * cut))
     with pytest.raises(ValueError, match=r"below 0\.5"):
         aggregate.trimmed_mean(make(0), 0.5)
 
@@ -356,6 +552,8 @@ def stacked(seeds_of: list[int]) -> PrototypeBank:
 
 VMAPPED = {
     **{name: rule for name, (rule, _) in RULES.items()},
+    "geometric_median": aggregate.geometric_median,
+    "shorter_of_two": lambda banks: aggregate.shorter_of_two(banks, aggregate.mean(banks)),
     "personalised": aggregate.personalised,
     "pad": aggregate.pad,
     "refine": lambda banks: aggregate.refine(banks.normalised(), aggregate.normalised_mean(banks), margin=0.0),

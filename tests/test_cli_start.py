@@ -39,7 +39,9 @@ def probed(*words, cwd, **env):
     return done.stdout, {name.partition(".")[0] for name in modules} & HEAVY
 
 
-COMMANDS = "run compare sweep reproduce table confusion report watch figures resume bench methods models settings data"
+COMMANDS = (
+    "run compare sweep reproduce table confusion report watch figures resume audit bench methods models settings data"
+)
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", *(f"{name} --help" for name in COMMANDS.split())])

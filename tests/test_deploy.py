@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from protofed import PrototypeBank, wire
 from protofed.data import Dataset
@@ -20,7 +21,9 @@ from protofed.deploy.transport import LocalTransport
 from protofed.errors import ProtofedError, Stopped
 from protofed.experiment.run import engine_inputs, make_federation
 from protofed.experiment.settings import resolve
+from protofed.federation.checkpoint import rounds_in
 from protofed.federation.site import opened, sealed
+from protofed.privacy import accountant
 from protofed.results.read import read_folder
 from support.marks import slow_but
 from support.small import blobs
@@ -83,6 +86,7 @@ def simulated(method, given):
     """The federation of the same sites in one process."""
     cards = [Node(n, given["folder"] / n, part(k), MODELS[k]).card() for k, n in enumerate(NAMES)]
     more = {"clients": 3, "models": list(MODELS), "assignment": "round-robin", "data": part(0)}
+    more |= {key: value for key, value in given.items() if key != "folder"}
     settings = resolve(method, {**KEYS, **METHODS[method], **more})
     views = [site_data(part(k), settings, cards, k, (), 4) for k in range(3)]
     held_back = [view.held_back[k] for k, view in enumerate(views)]
@@ -367,6 +371,7 @@ def test_a_policy_is_a_file_that_the_server_cannot_override(tmp_path):
         ("fedavg", Policy(kinds=("prototypes",)), "does not let weights leave"),
         ("fedproto", Policy(kinds=("weights",)), "does not let prototypes leave"),
         ("fedproto", Policy(max_rounds=3), "allows 3 rounds, and the run has 4"),
+        ("fedproto", Policy(epsilon=4.0), "asks for differential privacy"),
     ],
 )
 @pytest.mark.slow
@@ -380,13 +385,46 @@ def test_what_a_policy_refuses_is_answered_with_the_reason(method, policy, said,
 def test_prototypes_of_few_samples_do_not_leave(nodes, tmp_path):
     node = nodes((Policy(min_samples=10_000), None, None))
     serve("fedproto", {**KEYS, "rounds": 1}, LocalTransport(node), NAMES, tmp_path / "run", limits=QUICK)
-    from safetensors.torch import load_file
-
-    from protofed.federation.checkpoint import rounds_in
-
     counts = load_file(rounds_in(tmp_path / "run" / "checkpoint")[0] / "server.safetensors")["/bank/counts"]
     others = [part(k).y_train.bincount(minlength=4) for k in (1, 2)]
     assert torch.equal(counts, sum(others).to(counts.dtype))
+
+
+def test_a_site_keeps_its_own_account_of_privacy_over_all_runs(nodes, tmp_path):
+    """The budget is the site's, and not the server's: two runs that each keep within theirs spend it together."""
+    noise = 4.0
+    allowed = accountant.releases_within(3.0, noise, 1e-5, 100)
+    policy = Policy(epsilon=3.0)
+    keys = {**KEYS, "rounds": allowed - 2, "privacy": f"client?noise={noise}&placement=local"}
+    sites = nodes((None, policy, None))
+    for name in ("one", "two"):
+        limits = replace(QUICK, quorum=2)
+        serve("fedproto", keys, LocalTransport(sites), NAMES, tmp_path / name, limits=limits)
+    first, second = (read_folder(tmp_path / name).runs[0].rounds for name in ("one", "two"))
+    assert not any(row["dropped"] for row in first) and len(first) == allowed - 2
+    assert [list(row["dropped"]) for row in second] == [[], []] + [["1"]] * (allowed - 4)
+    assert "this site's privacy budget is spent" in second[-1]["dropped"]["1"]
+    assert sites["south"].ledger.epsilon(1e-5) == pytest.approx(accountant.epsilon(noise, allowed, 1e-5))
+    assert all(
+        row["terms"] == {} and row["loss"] is None for row in first
+    )  # no loss leaves a site, for it has no noise
+
+
+def test_a_site_that_does_not_trust_the_server_adds_the_noise_itself(nodes, tmp_path):
+    transport = LocalTransport(nodes((None, Policy(trust_server=False), None)))
+    keys = {**KEYS, "rounds": 2, "privacy": "client?noise=1"}
+    serve("fedproto", keys, transport, NAMES, tmp_path / "run", limits=replace(QUICK, quorum=2))
+    [run] = read_folder(tmp_path / "run").runs
+    assert all("does not trust the server" in row["dropped"]["1"] for row in run.rounds)
+
+
+def test_noise_of_sites_does_not_follow_from_the_seed(nodes, tmp_path):
+    keys = {**KEYS, "rounds": 1, "privacy": "client?noise=1&placement=local"}
+    states = []
+    for name in ("one", "two"):
+        serve("fedproto", keys, LocalTransport(nodes()), NAMES, tmp_path / name, limits=QUICK)
+        states.append(load_file(rounds_in(tmp_path / name / "checkpoint")[0] / "server.safetensors")["/bank/means"])
+    assert not torch.equal(*states)
 
 
 def test_a_refusal_that_leaves_no_quorum_ends_the_run(nodes, tmp_path):

@@ -28,8 +28,11 @@ from protofed.cli import app
 from protofed.experiment.compare import make_grid, parse_axes, parse_words
 from protofed.experiment.settings import PARTS, REGISTRIES, combine, general_keys, parse_pairs, read_toml, resolve
 from protofed.parts import Reduce
+from protofed.parts.attacks import Attack
 from protofed.parts.filters import Filter
-from protofed.registry import as_text
+from protofed.privacy.mechanism import mechanisms
+from protofed.privacy.protocol import secure
+from protofed.registry import as_text, parse_part
 from protofed.schedules import Ramp, Weight
 
 if sys.version_info >= (3, 11):
@@ -153,6 +156,7 @@ def test_a_command_uses_what_exists(line, place):
         "sweep",
         "table",
         "resume",
+        "audit",
         "bench",
         "pack",
         "confusion",
@@ -210,6 +214,7 @@ def test_keys_in_running_text_exist():
                 known |= {option, f"{kind}.{option}", f"{name}.{option}"}
                 if is_weight(REGISTRIES[kind][name], option):
                     known |= {f"{option}.{f.name}" for f in dataclasses.fields(Ramp)}
+    known |= {option for registry in (mechanisms, secure) for name in registry for option in registry.options(name)}
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
         for code in re.findall(r"`([^`]+)`", text):
@@ -439,6 +444,11 @@ def test_what_is_said_of_reduces_and_filters_works():
     filters = re.findall(r"^\| `([^`]+)`", text.split("| filter |")[1].split("\n\n")[0], flags=re.M)
     assert {entry.split("?")[0] for entry in filters} == set(Filter.registry.names())
     assert resolve("fedproto", {"filters": filters}).general.filters == tuple(filters)
+    attacks = re.findall(r"^\| `([^`]+)`", text.split("| attack |")[1].split("\n\n")[0], flags=re.M)
+    assert {entry.split("?")[0] for entry in attacks} == set(Attack.registry.names())
+    for entry in attacks:
+        attack = parse_part(Attack.registry, entry)
+        assert attack == type(attack)()  # what is shown are the defaults
     having = [name for name in methods.available() if "reduce" in methods.registry.options(name)]
     assert len(having) == 10  # as pages say
     shares = {"fl2", "semifl"}

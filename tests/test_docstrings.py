@@ -13,7 +13,17 @@ import protofed
 from protofed import aggregate, bank, geometry, losses, schedules
 
 PURE = (bank, losses, aggregate, schedules, geometry)
-ROOMS = ("wire", "parts", "methods", "data", "models", "evaluate", "experiment.reproduce", "experiment.presets")
+ROOMS = (
+    "wire",
+    "parts",
+    "privacy",
+    "methods",
+    "data",
+    "models",
+    "evaluate",
+    "experiment.reproduce",
+    "experiment.presets",
+)
 
 
 def modules() -> list[str]:

@@ -179,7 +179,7 @@ def test_the_stricter_threshold_is_stricter_and_below_one(threshold, offset):
 def test_threshold_and_separation_are_those_of_the_trained_server():
     federation = federation_of(phases=1)
     federation.step()
-    assert federation._teach(2).keys() == {"server ce"}
+    assert federation._teach(2, []).keys() == {"server ce"}
     state, server = federation.state, federation.data.server
     x, y = server.take()
     skeleton = federation.engine.skeleton
@@ -492,7 +492,7 @@ def test_bytes_a_phase_as_in_the_paper():
 def test_what_is_sent_and_returned_in_a_run():
     federation = federation_of(rounds=6, **EASY)
     for phase in PHASES:
-        federation._teach(federation.round + 1)
+        federation._teach(federation.round + 1, [])
         downloads, _ = federation.downloads(range(3), federation.round + 1)
         assert len({id(downloads[client]) for client in downloads.clients}) == 1, "encoded once"
         sent = wire.decode(downloads[0])

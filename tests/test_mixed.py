@@ -12,7 +12,8 @@ from protofed.errors import ProtofedError
 from protofed.experiment.architectures import architectures, labels, parse
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
-from protofed.federation.mixed import for_architecture, prefixed
+from protofed.federation.mixed import for_architecture
+from protofed.federation.uploads import prefixed
 from protofed.wire import Bundle
 from support.engines import ENGINES, LOOP, assert_same
 from support.marks import slow_but

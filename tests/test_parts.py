@@ -25,9 +25,27 @@ from protofed.experiment.settings import resolve
 from protofed.federation import rounds
 from protofed.methods.base import Method, registry
 from protofed.models.skeleton import Skeleton
-from protofed.parts import CE, Clip, Each, Filter, Mean, Median, Quantise, Reduce, Running, Term, Trimmed, Upload
+from protofed.parts import (
+    CE,
+    Bounded,
+    Clip,
+    Each,
+    Filter,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    Quantise,
+    Reduce,
+    Running,
+    Term,
+    Trimmed,
+    Upload,
+)
 from protofed.schedules import Ramp
 from protofed.wire import Bundle, WireError
+from support.departure import departure
 from support.engines import ENGINES, LOOP, assert_same, finish
 from support.marks import slow_but
 from support.small import SMALL, blobs, labels_for
@@ -87,8 +105,8 @@ def upload(client, seed, weights=True, bank=True):
     return Upload(client, float(1 + seed % 5), Bundle(own, weights=model, scalars={"n": float(seed)}))
 
 
-def reduced(rule, uploads, cuts=()):
-    running = Running(rule)
+def reduced(rule, uploads, cuts=(), sent=None):
+    running = Running(rule, sent)
     edges = [0, *sorted(cuts), len(uploads)]
     for begin, end in pairwise(edges):
         if begin < end:
@@ -96,7 +114,15 @@ def reduced(rule, uploads, cuts=()):
     return running.result()
 
 
-RULES = [Mean("size"), Mean("holders"), Mean("directions"), Median(), Trimmed(0.3)]
+ROBUST = {
+    Median(): aggregate.median,
+    Trimmed(0.3): lambda banks: aggregate.trimmed_mean(banks, 0.3),
+    GeometricMedian(): aggregate.geometric_median,
+    Krum(): aggregate.krum,
+    MultiKrum(0.3): lambda banks: aggregate.multi_krum(banks, 0.3),
+    Bounded(): aggregate.bounded_mean,
+}
+RULES = [Mean("size"), Mean("holders"), Mean("directions"), *ROBUST]
 BY_HAND = {
     "size": aggregate.weighted_mean,
     "holders": aggregate.mean,
@@ -131,16 +157,55 @@ def test_a_mean_is_the_rule_on_the_whole_stack(by):
     assert result.scalars["n"] == pytest.approx(sum(7 * k for k in range(6)) / 6)
 
 
-@pytest.mark.parametrize(("rule", "by_hand"), [(Median(), aggregate.median), (Trimmed(0.3), aggregate.trimmed_mean)])
-def test_robust_rules_take_weights_too(rule, by_hand):
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_robust_rules_take_weights_too(rule):
+    """The whole model is one vector, and what is looked at is how it changed from what was sent."""
     uploads = [upload(k, 3 * k + 1) for k in range(7)]
-    options = {"trim": 0.3} if isinstance(rule, Trimmed) else {}
-    result = reduced(rule, uploads)
-    expected = by_hand(PrototypeBank.stack([u.content.bank for u in uploads]), **options)
-    torch.testing.assert_close(result.bank.means, expected.means)
-    values = torch.stack([u.content.weights["a"] for u in uploads]).sort(0).values
-    naive = values[3] if isinstance(rule, Median) else values[2:5].mean(0)
-    torch.testing.assert_close(result.weights["a"], naive)
+    sent = {name: torch.full_like(value, 0.5) for name, value in uploads[0].content.weights.items()}
+    result = reduced(rule, uploads, sent=sent)
+    banks = PrototypeBank.stack([u.content.bank for u in uploads])
+    assert not bool((banks.known.sum(0) == 2).any())
+    torch.testing.assert_close(result.bank.means, ROBUST[rule](banks).means)
+    vectors = [torch.cat([u.content.weights[n].flatten() - 0.5 for n in ("a", "b")]) for u in uploads]
+    expected = 0.5 + ROBUST[rule](PrototypeBank(torch.stack(vectors)[:, None], torch.ones(7, 1))).means[0]
+    torch.testing.assert_close(torch.cat([result.weights[n].flatten() for n in ("a", "b")]), expected)
+    assert result.scalars == {"n": 10.0}  # the median of 1, 4, …, 19
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_robust_rules_reduce_each_architecture_by_itself(rule):
+    def marked(k, u):
+        return u._replace(content=replace(u.content, weights={f"{k}:{n}": v for n, v in u.content.weights.items()}))
+
+    ones, twos = ([upload(10 * k + j, 17 * k + j) for j in range(4)] for k in range(2))
+    both = reduced(rule, [marked(k, u) for pair in zip(ones, twos, strict=True) for k, u in enumerate(pair)])
+    for k, uploads in enumerate((ones, twos)):
+        for name, value in reduced(rule, uploads).weights.items():
+            torch.testing.assert_close(both.weights[f"{k}:{name}"], value)
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_of_two_clients_the_smaller_change_is_taken(rule):
+    sent = {"a": torch.full((2, 3), 7.0), "b": torch.full((4,), -7.0)}
+    near, far = ({n: v + by for n, v in sent.items()} for by in (0.1, -50.0))
+    pair = [Upload(0, 1.0, Bundle(weights=far)), Upload(1, 1.0, Bundle(weights=near))]
+    for name, value in reduced(rule, pair, sent=sent).weights.items():
+        torch.testing.assert_close(value, near[name])
+
+
+@pytest.mark.parametrize("rule", ROBUST, ids=str)
+def test_one_client_is_taken_as_it_is(rule):
+    one = upload(0, 5)
+    result = reduced(rule, [one])
+    torch.testing.assert_close(result.bank.means, one.content.bank.means)
+    assert all(torch.equal(v, one.content.weights[n]) for n, v in result.weights.items())
+
+
+@pytest.mark.parametrize("text", ["krum?attackers=0.5", "multi-krum?attackers=-1", "bounded?factor=0", "median?x=1"])
+def test_a_wrong_rule_is_said_in_one_line(text):
+    with pytest.raises(ProtofedError) as refused:
+        resolve("fedproto", given_to("fedproto", reduce=text))
+    assert "\n" not in str(refused.value)
 
 
 def test_additive_rules_keep_nothing_and_the_others_say_so():
@@ -167,7 +232,14 @@ def test_weights_are_averaged_within_each_architecture():
 
 
 @pytest.mark.parametrize(
-    "rule", slow_but("median", ["median", "trimmed?share=0.3", "mean?by=holders", "mean?by=size", "mean?by=directions"])
+    "rule",
+    slow_but(
+        ("median", "krum"),
+        [
+            *("median", "trimmed?share=0.3", "geometric-median", "krum", "multi-krum", "bounded"),
+            *("mean?by=holders", "mean?by=size", "mean?by=directions"),
+        ],
+    ),
 )
 @pytest.mark.parametrize("method", methods.available())
 def test_every_rule_with_every_method_runs_or_is_refused_in_one_line(method, rule):
@@ -204,7 +276,7 @@ def test_an_absurd_client_does_not_move_a_median(tiny):
 
     norms = {}
     for rule in ("mean?by=holders", "median"):
-        _, federation = build(resolve("liar", given_to("fedproto", reduce=rule, way=4)).with_engine(LOOP))
+        _, federation = build(resolve("liar", given_to("fedproto", reduce=rule, way=4, guard=0)).with_engine(LOOP))
         federation.step()
         norms[rule] = float(federation.state.bank.means.norm())
     assert norms["mean?by=holders"] > 50 * norms["median"]
@@ -256,7 +328,7 @@ def test_sums_are_the_mean_times_the_holders(rule):
 
 def test_weights_keep_their_precision():
     one = Upload(0, 3.0, Bundle(weights={"a": torch.ones(2, dtype=torch.float64), "b": torch.ones(2)}))
-    for rule in (Mean("size"), Median(), Each(averages=True)):
+    for rule in (Mean("size"), *ROBUST, Each(averages=True)):
         weights = reduced(rule, [one, one._replace(client=1)]).weights
         assert {n: w.dtype for n, w in weights.items()} == {"a": torch.float64, "b": torch.float32}
 
@@ -335,7 +407,7 @@ def test_clip_bounds_prototypes_and_the_change_of_weights():
     before = {"a": torch.randn(3, 3, generator=g), "b": torch.randn(3, generator=g)}
     bank = PrototypeBank(torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]]), torch.tensor([2.0, 1.0, 0.0]))
     after = {n: v + torch.randn(v.shape, generator=g) for n, v in before.items()}
-    left = Clip(0.7).leave(Bundle(bank, {"low": bank}, after), Bundle(weights=before))
+    left = Clip(0.7).leave(Bundle(bank, {"low": bank}, after), departure(weights=before))
     for one in (left.bank, left.banks["low"]):
         torch.testing.assert_close(one.means, torch.tensor([[0.42, 0.56], [0.3, 0.4], [0.0, 0.0]]))
     change = torch.cat([(left.weights[n] - before[n]).flatten() for n in before])
@@ -343,16 +415,16 @@ def test_clip_bounds_prototypes_and_the_change_of_weights():
     near = {n: v + 1e-3 for n, v in before.items()}
     assert all(
         torch.equal(v, near[n])
-        for n, v in Clip(0.7).leave(Bundle(weights=near), Bundle(weights=before)).weights.items()
+        for n, v in Clip(0.7).leave(Bundle(weights=near), departure(weights=before)).weights.items()
     )
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 1 / 127), (16, 1 / 32767)])
 def test_quantised_values_come_back_within_half_a_step(bits, error):
     one = upload(0, 3).content
-    sent = Quantise(bits).leave(one, Bundle())
+    sent = Quantise(bits).leave(one, departure())
     message = wire.encode(sent)
-    back = Quantise(bits).restore(wire.decode(message), "client 0")
+    back = Quantise(bits).restore(wire.decode(message), "client 0", Bundle())
     assert back.bank.means.dtype == torch.float32 and back.tensors.keys() == one.tensors.keys()
     step = one.bank.means.abs().amax(-1, keepdim=True) * error
     assert bool(((back.bank.means - one.bank.means).abs() <= step / 2 + 1e-7).all())
@@ -362,13 +434,13 @@ def test_quantised_values_come_back_within_half_a_step(bits, error):
 
 
 def test_a_quantised_message_that_lies_is_refused():
-    one = Quantise(8).leave(upload(0, 3).content, Bundle())
+    one = Quantise(8).leave(upload(0, 3).content, departure())
     for tensors in (
         {"scale/bank/": torch.ones(C + 1), "scale/weight/a": one.tensors["scale/weight/a"]},
         {"scale/bank/": torch.ones(C, dtype=torch.float64), "scale/weight/a": one.tensors["scale/weight/a"]},
     ):
         with pytest.raises(WireError, match="client 0: bank"):
-            Quantise(8).restore(replace(one, tensors=tensors), "client 0")
+            Quantise(8).restore(replace(one, tensors=tensors), "client 0", Bundle())
 
 
 def test_an_unquantised_upload_in_a_quantised_run_is_dropped_and_named():
@@ -404,7 +476,7 @@ def test_an_own_filter_wraps_any_method():
     class Halve(Filter):
         """Halves every prototype that leaves, and doubles what is reduced."""
 
-        def leave(self, upload, received):
+        def leave(self, upload, departure):
             return replace(upload, bank=replace(upload.bank, means=upload.bank.means / 2))
 
         def arrive(self, reduced):

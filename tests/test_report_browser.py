@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import protofed as pf
 from protofed.report.live import LiveServer
 from protofed.report.page import write_page
 from support.run_folders import accuracy, make_comparison, make_run, make_snapshot
@@ -307,6 +308,23 @@ def test_live_view_updates_itself_and_stays_where_it_is(browser, tmp_path):
             server.shutdown()
             thread.join()
     until(lambda: "stopped" in js(browser, "byId('status').textContent"))
+
+
+def test_an_audit_is_read_on_a_desk_and_on_a_phone(browser, tmp_path):
+    settings = {"data": "digits", "clients": 3, "way": 2, "shot": 3, "rounds": 1, "engine": "loop"}
+    pf.run("fedproto", out=tmp_path / "r", filters=["quantise?bits=8"], **settings)
+    page = pf.audit(tmp_path / "r", clients=1).folder / "index.html"
+    for size in (DESK, PHONE):
+        show(browser, page.as_uri(), size)
+        assert browser.get_log("browser") == []
+        assert js(browser, "document.documentElement.scrollWidth") == size[0]  # nothing sticks out
+        assert (
+            js(browser, "performance.getEntriesByType('resource').filter(e => !e.name.startsWith('data:')).length") == 0
+        )
+        widths = js(browser, "[...document.images].map(i => [i.naturalWidth, i.getBoundingClientRect().width])")
+        assert len(widths) >= 5 and all(natural == 8 and shown >= 64 for natural, shown in widths)
+    headings = js(browser, "[...document.querySelectorAll('h3')].map(h => h.textContent)")
+    assert headings == ["What the message says", "Whose samples were used", "What the samples look like"]
 
 
 def _layout(browser, page, size, scheme):

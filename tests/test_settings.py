@@ -204,9 +204,10 @@ def test_not_a_pair(pair):
 ORDER = """rounds clients participation choice seed epochs batch optimiser lr momentum weight_decay nesterov lr_schedule
 smoothing clip keep_optimiser shared_optimiser initial models assignment capability projection dim projection_dropout test
 test_share
-validation_share labels labels_per_class server_labels server_label_noise unlabelled_limit unlabelled open_share filters
-augmentation flip crop randaugment randaugment_scale randaugment_pool cutout start_from track silhouette snapshots
-evaluate_every candidates ensemble checkpoint_every device engine inner layout convolution workers threads"""
+validation_share labels labels_per_class server_labels server_label_noise unlabelled_limit unlabelled open_share attack
+filters privacy guard secure augmentation flip crop randaugment randaugment_scale randaugment_pool cutout start_from track
+silhouette snapshots evaluate_every candidates ensemble checkpoint_every device engine inner layout convolution workers
+threads"""
 
 
 def test_general_keys_have_an_order_a_default_and_a_description():

@@ -13,6 +13,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
+    from .auditing import audit
     from .bank import PrototypeBank
     from .experiment.compare import Comparison, compare, sweep
     from .experiment.run import resume, run
@@ -26,6 +27,7 @@ __all__ = [
     "Result",
     "__version__",
     "aggregate",
+    "audit",
     "compare",
     "data",
     "evaluate",
@@ -40,9 +42,10 @@ __all__ = [
 ]
 
 _EXPERIMENT = ("Comparison", "Result", "compare", "resume", "run", "sweep")
+_HOMES = {"PrototypeBank": "bank", "audit": "auditing", **dict.fromkeys(_EXPERIMENT, "experiment")}
 _ROOMS = (
     *("aggregate", "bank", "data", "evaluate", "experiment", "federation", "losses", "methods"),
-    *("models", "parts", "registry", "report", "schedules", "seeds", "wire"),
+    *("models", "parts", "privacy", "registry", "report", "schedules", "seeds", "wire"),
 )
 
 
@@ -50,7 +53,7 @@ def __getattr__(name: str) -> Any:
     """Load a name when it is first asked for; from then on it is an ordinary attribute of the package."""
     if name in _ROOMS:
         return importlib.import_module(f".{name}", __name__)  # which makes it an attribute
-    home = "bank" if name == "PrototypeBank" else "experiment" if name in _EXPERIMENT else None
+    home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f".{home}", __name__), name)

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from operator import index
+from typing import Protocol
 
 import numpy as np
 import torch
+from scipy.special import ndtri
+from torch import Tensor
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -49,3 +53,40 @@ def start_default_stream(device: torch.device, seed: int, *purpose: str | int) -
 def numpy_stream(seed: int, *purpose: str | int) -> np.random.Generator:
     """The generator of numpy for one purpose of a run: `numpy_stream(seed, "partition")`."""
     return np.random.default_rng(derive(seed, *purpose))
+
+
+class Normals(Protocol):
+    """A source of draws from the standard normal distribution."""
+
+    def draw(self, *shape: int) -> Tensor:
+        """Draws of a shape, in float64."""
+        ...
+
+
+class SeededNormals:
+    """Draws that follow from a run's seed, so that a simulation can be repeated. Who knows the seed knows them.
+
+    >>> SeededNormals(1, "noise").draw(2).equal(SeededNormals(1, "noise").draw(2))
+    True
+    """
+
+    def __init__(self, seed: int, *purpose: str | int) -> None:
+        self.stream = torch_stream(seed, *purpose)
+
+    def draw(self, *shape: int) -> Tensor:
+        """Draws of a shape, in float64; the next call draws anew."""
+        return torch.randn(*shape, generator=self.stream, dtype=torch.float64)
+
+
+class SystemNormals:
+    """Draws from the operating system's random numbers, which nobody can repeat, for noise that protects somebody.
+
+    >>> SystemNormals().draw(2, 3).shape
+    torch.Size([2, 3])
+    """
+
+    def draw(self, *shape: int) -> Tensor:
+        """Draws of a shape, in float64."""
+        words = np.frombuffer(os.urandom(8 * int(np.prod(shape, dtype=np.int64))), dtype=np.uint64)
+        uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return torch.from_numpy(ndtri(uniform)).reshape(shape)

@@ -235,6 +235,19 @@ def test_sites_over_flare_give_the_bits_of_a_simulation(method: str, federation:
         assert_same_weights(weights, dict(kept[client].weights) if client in kept else {})
 
 
+@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+def test_secure_sums_over_flare_give_the_bits_of_a_simulation(method: str, federation: Federation, tmp_path: Path):
+    """The sums are of integers, so keys that nobody chose twice change no bit."""
+    given, run = {**KEYS, "rounds": 2, "secure": "sums"}, f"secure-{method}"
+    result = federation.serve(method, given, run)
+    expected, _ = simulation(method, given, federation.files, tmp_path)
+    assert without_clock(result.metrics) == without_clock(expected.metrics)
+    assert_same_runs(federation.folder / run, tmp_path / "run")
+    [read] = read_folder(federation.folder / run).runs
+    assert all(row["up"]["secure"] > 0 and row["up"]["prototypes"] == row["up"]["weights"] == 0 for row in read.rounds)
+    assert result.summary["dropped_clients"] == 0
+
+
 def assert_like_a_run_without(lost: str, federation: Federation, run: str, given: dict, folder: Path) -> None:
     """A run is that of sites in one process, of which one cannot be reached in rounds 2 and 3."""
     data = [load(str(file)) for file in federation.files]

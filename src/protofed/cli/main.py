@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from ..errors import ProtofedError, Stopped
 from ..version import __version__
 from . import deploy, report, run, show
+from .audit import audit
 from .bench import bench
 from .console import log_to, make_console
 from .options import FOLDER
@@ -92,7 +93,7 @@ def _root(
 COMMANDS: tuple[Callable[..., None], ...] = (
     *(run.run, run.compare, run.sweep, run.reproduce),
     *(report.table, report.confusion, report.report, report.watch, report.figures, report.pack),
-    *(run.resume, bench, show.methods, show.models, show.settings),
+    *(run.resume, audit, bench, show.methods, show.models, show.settings),
     *(deploy.keys, deploy.serve, deploy.join),
 )
 for command in COMMANDS:

@@ -36,7 +36,7 @@ def fingerprint(data: FederatedData) -> str:
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode() + digests[key])
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
-                if field.name not in ("augmentation", "name"):  # views follow from settings and data
+                if field.name not in ("augmentation", "name", "triggered"):  # they follow from settings and data
                     digest.update(field.name.encode())
                     add(getattr(value, field.name))
         elif isinstance(value, Mapping):

@@ -273,13 +273,14 @@ class Unlabelled:
 @dataclass(frozen=True)
 class ClientData:
     """One client's data: labelled samples for training, unlabelled ones, test samples, and validation samples if there
-    are any."""
+    are any. `triggered` are test samples with an attacker's trigger, labelled as the attacker wants them taken."""
 
     labelled: Samples
     test: Samples
     classes: Tensor  # bool [C]: the classes in its training data
     unlabelled: Unlabelled | None = None
     validation: Samples | None = None
+    triggered: Samples | None = None
 
 
 @dataclass(frozen=True)

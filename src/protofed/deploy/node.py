@@ -1,11 +1,13 @@
 """A site's side of a federation: its data, its network, its policy, and its folder, which survives restarts.
 
-A node answers four requests: `describe` (what it is), `begin` (a run with its settings), `train` and `evaluate`. No code
-travels: the server names a method and its settings, and the node runs what is installed where it is.
+A node answers five requests: `describe` (what it is), `begin` (a run with its settings), `train`, `evaluate`, and where
+only sums leave it `secure` (the steps of a round's sum). No code travels: the server names a method and its settings, and
+the node runs what is installed where it is.
 
 | in the folder | what it is |
 | --- | --- |
 | `card.json` | what the site says of itself |
+| `privacy.json` | what its messages have cost in differential privacy, over all runs |
 | `runs/RUN/begin.json` | what the server said when the run began |
 | `runs/RUN/round-000012.safetensors` | the state of this site after a round: its model, its optimiser, its memory |
 | `runs/RUN/model.safetensors`, `prototypes.safetensors`, `README.md` | what the run leaves to the site |
@@ -19,7 +21,7 @@ import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,16 +31,22 @@ from ..data.fingerprint import fingerprint
 from ..data.types import ClientData, FederatedData, Unlabelled
 from ..errors import ProtofedError
 from ..experiment.architectures import make as make_model
-from ..experiment.run import engine_inputs
+from ..experiment.run import engine_inputs, mechanism_of, rules_of
 from ..experiment.settings import AutoModel, Settings, resolve
 from ..federation.checkpoint import StoredStates, write_states, write_tensors
 from ..federation.local import ClientState
 from ..federation.site import Site, opened, sealed
 from ..grammar import write_choice
+from ..privacy.mechanism import Privacy
+from ..privacy.protocol import STEPS
 from ..registry import as_options
 from ..wire import WireError
 from .cards import Card, federation_data, stand_in
-from .policy import Policy, Refusal
+from .ledger import PrivacyLedger
+from .policy import Policy, Refusal, Thinning, refuse_attack
+
+if TYPE_CHECKING:
+    from ..privacy.party import Party
 
 log = logging.getLogger("protofed")
 RUN_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -119,6 +127,8 @@ class Node:
         self.name, self.folder, self.data, self.model = name, folder, data, model
         self.policy = policy or Policy()
         self.runs: dict[str, tuple[Site, RoundStates]] = {}
+        self.parties: dict[str, tuple[int, Party]] = {}  # by run: its newest round that is summed securely
+        self.ledger = PrivacyLedger(folder / "privacy.json")
         self._heard: dict[str, tuple[Any, int]] = {}  # by run: the server's session, and its newest message's number
         folder.mkdir(parents=True, exist_ok=True)
         disk.write_atomically(folder / "card.json", (json.dumps(self.card().to_json(), indent=1) + "\n").encode())
@@ -142,7 +152,13 @@ class Node:
 
     def handle(self, function: str, message: bytes) -> bytes:
         """Answer a request. An exception's text is the reason that the server is given."""
-        answers = {"describe": self._describe, "begin": self._begin, "train": self._train, "evaluate": self._evaluate}
+        answers = {
+            "describe": self._describe,
+            "begin": self._begin,
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "secure": self._secure,
+        }
         if function not in answers:
             raise Refusal(f"unknown request {function!r}")
         return answers[function](message)
@@ -209,11 +225,16 @@ class Node:
             raise WireError(f"server's message: it begins no run ({type(error).__name__}: {error})") from None
         settings = resolve(None, given)
         general = settings.general
-        self.policy.check_run(settings.method, general.rounds, len(general.filters))
+        refuse_attack(general.attack)
+        mechanism = mechanism_of(settings)
+        filters = len(general.filters) + (mechanism is not None)
+        self.policy.check_run(settings.method, general.rounds, filters, mechanism, rules_of(settings))
         if not 0 <= client < len(cards) or cards[client].name != self.name or cards[client].model != self.model:
             raise Refusal("the server takes this site for another one, or for one with another network")
         data = site_data(self.data, settings, cards, client, classes, number)
-        _, inputs, _ = engine_inputs(settings, data)
+        _, inputs, _ = engine_inputs(settings, data, secret=True)
+        if inputs.secure is not None and self.policy.min_samples > 1:
+            inputs = replace(inputs, filters=(*inputs.filters, Thinning(self.policy)))
         return Site(inputs.inputs(inputs.owner[client]), client)
 
     def _train(self, message: bytes) -> bytes:
@@ -231,14 +252,39 @@ class Node:
         states.rewind(round, oldest)
         reply = site.train(sealed({"round": round}, payload))
         about, upload = opened(reply, "reply")
-        if about["returned"]:
+        if site.engine.task.secure is not None:
+            about, upload = self._held(header["run"], round, site, about, upload), b""
+        elif about["returned"]:
             upload = self.policy.filtered(upload)
+        mechanism = next((f for f in site.engine.task.filters if isinstance(f, Privacy)), None)
+        if mechanism is not None:
+            about = {**about, "terms": {}, "pseudo": {}, "measures": {}}  # the guarantee would not cover them
+            self.ledger.spend(header["run"], mechanism, len(site.engine.method.exchange.up), self.policy)
         received = wire.decode(payload, "server's message")
         self._leave_prototypes(header["run"], received)
         if not self.policy.measures:  # no evaluation will come, after which the site's model is written otherwise
             states.round = round + 1
             self._leave(header["run"], site, states, received)
         return sealed(about, upload)
+
+    def _held(self, run: str, round: int, site: Site, about: dict[str, Any], vector: bytes) -> dict[str, Any]:
+        """Hold a round's vector until it is asked for in a secure sum, and return what the server is told instead."""
+        self.parties.pop(run, None)
+        if about["returned"]:
+            assert site.engine.task.secure is not None
+            self.parties[run] = round, site.engine.task.secure.party(site.client, run, round, vector)
+        return {**about, "terms": {}, "pseudo": {}, "measures": {}} if self.policy.secure else about
+
+    def _secure(self, message: bytes) -> bytes:
+        """One step of the secure sum of a round in which this process has trained."""
+        header, request = opened(message, "server's message")
+        run, step = header.get("run"), header.get("step")
+        round, party = self.parties.get(run, (0, None)) if isinstance(run, str) else (0, None)
+        if party is None or header.get("round") != round:
+            raise Refusal("this site holds nothing of that round: it has not trained in it, or was started anew")
+        if step not in STEPS:
+            raise WireError("server's message: it names no step of a secure sum")
+        return party.answer(step, request)
 
     def _evaluate(self, message: bytes) -> bytes:
         if not self.policy.measures:

@@ -7,6 +7,8 @@ min_samples = 5                    # the fewest samples behind a prototype that 
 max_rounds = 200                   # how many rounds this site takes part in, in one run
 measures = true                    # whether the site's accuracies leave
 embeddings = false                 # whether embeddings of single test samples leave, for the pictures of a report
+secure = true                      # uploads leave as parts of secure sums alone; a run without secure=sums is refused
+least = 3                          # with secure = true: the fewest sites that a sum is over
 ```
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pydantic
 import torch
@@ -23,6 +26,9 @@ from .. import wire
 from ..bank import PrototypeBank
 from ..errors import ProtofedError, first_problem
 from ..methods.base import Method
+from ..parts.filters import Departure, Filter
+from ..privacy.mechanism import Privacy
+from ..privacy.protocol import Rules
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,6 +52,11 @@ class Policy:
     max_rounds: int = 1_000_000
     measures: bool = True
     embeddings: bool = False
+    epsilon: float | None = None
+    delta: float = 1e-5
+    trust_server: bool = True
+    secure: bool = False
+    least: int = 3
 
     @classmethod
     def read(cls, file: Path) -> Policy:
@@ -69,14 +80,33 @@ class Policy:
                 raise ProtofedError(f"{file}: kinds: {kind!r}; expected some of {', '.join(KINDS)}")
         return policy
 
-    def check_run(self, method: Method, rounds: int, filters: int = 0) -> None:
+    def check_run(
+        self,
+        method: Method,
+        rounds: int,
+        filters: int = 0,
+        mechanism: Privacy | None = None,
+        sums: Rules | None = None,
+    ) -> None:
         """Refuse a run before it begins, where its method or what it would send is not allowed.
 
         Args:
             method: The method, with its settings.
             rounds: How many rounds the run has.
             filters: How many filters change uploads before they leave; after them nobody can count samples.
+            mechanism: The run's differential privacy, where it has any.
+            sums: The rules of the run's secure sums, where it has any.
         """
+        if self.secure and sums is None:
+            raise Refusal("this site's policy lets its uploads leave in secure sums alone: set secure=sums")
+        if self.secure and sums is not None and sums.least < self.least:
+            raise Refusal(
+                f"this site's policy asks for sums over at least {self.least} sites, and the run's are over {sums.least}"
+            )
+        if self.epsilon is not None and mechanism is None:
+            raise Refusal(f"this site's policy asks for differential privacy (epsilon = {self.epsilon:g})")
+        if mechanism is not None and not self.trust_server and mechanism.placement == "central":
+            raise Refusal("this site's policy does not trust the server with noise: set placement=local")
         if filters and self.min_samples > 1:
             raise Refusal("this site's policy counts the samples behind a prototype, which filters hide")
         if self.methods and method.name not in self.methods:
@@ -94,10 +124,13 @@ class Policy:
                 raise Refusal(f"this site's policy does not let {kind} leave")
         if self.min_samples <= 1:
             return upload
-        bundle = wire.decode(upload, "upload")
+        return wire.encode(self.thinned(wire.decode(upload, "upload")))
+
+    def thinned(self, bundle: wire.Bundle) -> wire.Bundle:
+        """An upload without prototypes of too few samples."""
         banks = {name: self._thinned(bank) for name, bank in bundle.banks.items()}
         main = None if bundle.bank is None else self._thinned(bundle.bank)
-        return wire.encode(replace(bundle, bank=main, banks=banks))
+        return replace(bundle, bank=main, banks=banks)
 
     def _thinned(self, bank: PrototypeBank) -> PrototypeBank:
         known = bank.counts >= self.min_samples
@@ -107,8 +140,30 @@ class Policy:
         )
 
 
+@dataclass(frozen=True)
+class Thinning(Filter):
+    """A site's own last filter, where its upload goes into a secure sum and nobody can look at it later."""
+
+    name: ClassVar[str] = "policy"
+
+    policy: Policy
+
+    def leave(self, upload: wire.Bundle, departure: Departure) -> wire.Bundle:
+        return self.policy.thinned(upload)
+
+
 def kind_of(part: wire.exchange.Part) -> str:
     """What a part of an exchange counts as: prototypes, weights or scalars."""
     return {"bank": "prototypes", "weights": "weights", "models": "weights", "array": "weights"}.get(
         part.kind, "scalars"
     )
+
+
+def refuse_attack(attack: str) -> None:
+    """Refuse a run between sites in which clients are told to attack.
+
+    Args:
+        attack: The setting of that name.
+    """
+    if attack:
+        raise ProtofedError(f"attack={attack}: attacks are for simulations; a run between sites has none")

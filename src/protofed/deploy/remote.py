@@ -82,8 +82,16 @@ class RemoteEngine:
         usable = sum(outcome.upload is not None for outcome in outcomes.values())
         if usable < self.limits.quorum:
             reason = f"{usable} of the {self.limits.quorum} sites that make a round answered"
-            outcomes = {c: Outcome(None, {}, o.failure or reason) for c, o in outcomes.items()}
+            outcomes = {
+                c: Outcome(None, o.terms if o.diverged else {}, o.failure or reason) for c, o in outcomes.items()
+            }
         return iter([(client, outcomes[client]) for client in downloads.clients])
+
+    def ask(self, round: int, step: str, messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes | str]]:
+        """Send each site its request of one step of a secure sum, all at once; who gives no answer says why."""
+        header = {**self._header(round), "step": step}
+        replies = self._call_once("secure", {c: sealed(header, message) for c, message in messages.items()})
+        return ((c, str(reply) if isinstance(reply, Failure) else bytes(reply)) for c, reply in replies.items())
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
         """Score the sites that can be reached and let their scores leave."""

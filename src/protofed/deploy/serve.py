@@ -26,6 +26,7 @@ from ..outcome import Result
 from ..results.folder import read_about, read_settings
 from ..results.read import is_run
 from .cards import Card, agreed_classes, check_shapes, federation_data
+from .policy import refuse_attack
 from .remote import Limits, RemoteEngine
 from .transport import Failure, Transport
 
@@ -59,6 +60,7 @@ def serve(
     Returns:
         The result, as that of a simulation.
     """
+    refuse_attack(str(given.get("attack", "")))
     limits = limits or Limits(quorum=len(sites))
     run, cards = read_begun(out)
     cards = cards or ask_cards(transport, sites, limits)
@@ -79,7 +81,7 @@ def serve(
         raise ProtofedError(
             "server_statistics=all: the server has no samples of the sites; use server_statistics=server"
         )
-    settings, inputs, names = engine_inputs(settings, roster)
+    settings, inputs, names = engine_inputs(settings, roster, secret=True)
 
     def begin(client: int) -> bytes:
         header = {

@@ -22,6 +22,7 @@ from ..outcome import Result
 from ..registry import as_options
 from .flare import Server
 from .keys import Project, make_kits, need_flare
+from .policy import refuse_attack
 from .remote import Limits
 from .serve import serve
 
@@ -47,6 +48,7 @@ def try_out(
     """
     need_flare()
     settings = resolve(method, {**given, "clients": sites})
+    refuse_attack(settings.general.attack)
     names = [f"site-{k + 1}" for k in range(sites)]
     files = share_out(settings, names, folder / "data")
     models = models_of(settings, sites)

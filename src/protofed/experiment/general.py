@@ -16,6 +16,7 @@ from pydantic import Field
 
 from ..data.augment import AugmentSettings
 from ..federation.choose import EngineSettings
+from ..federation.guard import FACTOR
 from ..federation.optimiser import LocalSettings, RunLength
 
 G = TypeVar("G")
@@ -75,7 +76,7 @@ class ArchitectureSettings:
 
 @dataclass(frozen=True)
 class SplitSettings:
-    """The held-out samples, the holders of labels, and the filters of uploads."""
+    """The held-out samples, and the holders of labels."""
 
     test: Annotated[
         Literal["central", "local"],
@@ -106,10 +107,34 @@ class SplitSettings:
         float,
         Field(gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"),
     ] = 0.5
+
+
+@dataclass(frozen=True)
+class ProtectionSettings:
+    """Clients that attack, and what is done to uploads on their way to the server."""
+
+    attack: Annotated[
+        str,
+        Field(description="what some clients of a simulation do to spoil the result: sign-flip?share=0.2&scale=5"),
+    ] = ""
     filters: Annotated[
         tuple[str, ...],
         Field(description="what is done to every upload before it leaves a client: clip?norm=1, quantise?bits=8"),
     ] = ()
+    privacy: Annotated[
+        str, Field(description="differential privacy: client?epsilon=4&clip=1, sample?epsilon=4&encoder=fixed; none")
+    ] = ""
+    guard: Annotated[
+        float,
+        Field(
+            ge=0,
+            allow_inf_nan=False,
+            description="how many times the others' norm an upload's may be; 0: absurd uploads are taken as they are",
+        ),
+    ] = FACTOR
+    secure: Annotated[
+        str, Field(description="sums: the server learns the total of all uploads and none of them; sums?least=5; none")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -146,6 +171,7 @@ class General(  # fields come from the last base to the first
     EngineSettings,
     RecordSettings,
     AugmentSettings,
+    ProtectionSettings,
     SplitSettings,
     ArchitectureSettings,
     LocalSettings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,15 @@ from .. import wire
 from ..data.types import FederatedData
 from ..evaluate.confusion import PREDICTIONS
 from ..federation import Federation, Record
+from ..parts.attacks import Attackers
+from ..privacy.mechanism import mechanisms
+from ..registry import parse_part
 from ..results.folder import History
 from ..results.rows import FORMAT, LAST, ClientsRow, EvaluationRow, RoundRow
 from ..version import __version__
 from .settings import Settings
 
-MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_")
+MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_", "attack_success")
 MOST_CLIENTS = 1000  # whose accuracies a summary lists
 
 
@@ -49,12 +52,14 @@ def round_row(record: Record) -> RoundRow:
         "dropped": {str(client): reason for client, reason in record.dropped.items()},
         "loss": record.loss,
         "terms": dict(record.terms),
-        "up": {kind: record.up[kind] for kind in wire.BYTE_KINDS},
-        "down": {kind: record.down[kind] for kind in wire.BYTE_KINDS},
+        "up": _by_kind([record.up]),
+        "down": _by_kind([record.down]),
         "seconds": round(record.seconds, 4),
     }
     if record.measures:
         row["measures"] = dict(record.measures)
+    if record.notes:
+        row["notes"] = list(record.notes)
     return row
 
 
@@ -173,9 +178,20 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measured:
         summary["measures"] = dict(measured[-1])
+    if settings.general.privacy:
+        mechanism = parse_part(mechanisms, settings.general.privacy)
+        spent = rounds[-1].get("measures", {}).get("epsilon") if rounds else None
+        guarantee = {"unit": mechanism.name, "placement": mechanism.placement, "noise": mechanism.noise}
+        summary["privacy"] = {"epsilon": spent, "delta": mechanism.delta, **guarantee}
+    round_notes = [f"round {row['round']}: {note}" for row in rounds for note in row.get("notes", ())]
+    if round_notes:
+        summary["round_notes"] = round_notes
     note = settings.method.describe(federation.state, federation.round).note
-    if note:
-        summary["notes"] = [note]
+    notes = [*(f.note for f in federation.filters if isinstance(f, Attackers)), *([note] if note else [])]
+    if notes:
+        summary["notes"] = notes
+    if federation.attackers:
+        summary["attackers"] = sorted(federation.attackers)
     return {**summary, **_costs(rounds), **_about(federation)}
 
 
@@ -196,14 +212,20 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _costs(rounds: list[RoundRow]) -> dict[str, Any]:
     """The bytes and seconds of a run, and the number of client rounds that were lost."""
     costs: dict[str, Any] = {
-        "bytes_up": {kind: sum(row["up"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
-        "bytes_down": {kind: sum(row["down"][kind] for row in rounds) for kind in wire.BYTE_KINDS},
+        "bytes_up": _by_kind([row["up"] for row in rounds]),
+        "bytes_down": _by_kind([row["down"] for row in rounds]),
         "seconds": round(sum(row["seconds"] for row in rounds), 3),
         "dropped_clients": sum(len(row["dropped"]) for row in rounds),
         "client_rounds": sum(len(row["participants"]) for row in rounds),
         "empty_rounds": sum(_is_empty(row) for row in rounds),
     }
     return costs
+
+
+def _by_kind(counted: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """The bytes of some rounds, added up by kind; bytes of secure sums appear where there are any."""
+    kinds = dict.fromkeys([*wire.BYTE_KINDS, *(kind for counts in counted for kind in counts)])
+    return {kind: sum(counts.get(kind, 0) for counts in counted) for kind in kinds}
 
 
 def _is_empty(row: RoundRow) -> bool:

@@ -16,16 +16,20 @@ import torch
 from ..data import Dataset, federate
 from ..data.augment import Augmentation, augmentation
 from ..data.fingerprint import fingerprint
+from ..data.poison import relabelled, triggered
 from ..data.types import FederatedData
 from ..errors import ProtofedError, Stopped, unknown
-from ..federation import Federation, Record, checkpoint, scale
-from ..federation.choose import EngineInputs, make_engine, threads_kept
+from ..federation import Federation, Record, checkpoint, scale, selection
+from ..federation.choose import EngineInputs, EngineSettings, make_engine, threads_kept
 from ..federation.engine import Engine
-from ..federation.rounds import participants_per_round
 from ..outcome import Result
+from ..parts.attacks import Attack, Attackers, Backdoor, with_trigger
 from ..parts.filters import Filter
-from ..registry import parse_part
-from ..results.folder import History, RunFolder, check_free, check_is_run, read_settings
+from ..privacy.mechanism import Privacy, mechanisms
+from ..privacy.protocol import Rules
+from ..privacy.protocol import secure as secure_rules
+from ..registry import as_text, parse_part
+from ..results.folder import History, RunFolder, check_free, check_is_run, read_about, read_settings
 from ..results.read import is_run, read_finished
 from ..results.rows import LAST, SUMMARY
 from ..results.track import Tracker, tracker
@@ -101,18 +105,62 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     return settings, make_federation(settings, engine, inputs, names)
 
 
-def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, EngineInputs, tuple[str, ...]]:
+def mechanism_of(settings: Settings) -> Privacy | None:
+    """The differential privacy of a run, where its settings have any."""
+    return parse_part(mechanisms, settings.general.privacy) if settings.general.privacy else None
+
+
+def rules_of(settings: Settings) -> Rules | None:
+    """The rules of a run's secure sums, where its settings ask for them."""
+    return parse_part(secure_rules, settings.general.secure) if settings.general.secure else None
+
+
+def filters_of(
+    settings: Settings, clients: int, attack: tuple[Filter, ...] = ()
+) -> tuple[Settings, tuple[Filter, ...]]:
+    """The filters of a run, in the order in which they act at a client.
+
+    Args:
+        settings: The settings of the run.
+        clients: The number of clients.
+        attack: What attackers do, who need not keep to bounds: after privacy, and before compression.
+
+    Returns:
+        The settings, with the noise and the number of rounds that a privacy budget allows, and the filters.
+    """
+    g, method = settings.general, settings.method
+    filters = (*attack, *(parse_part(Filter.registry, text) for text in g.filters))
+    asked = mechanism_of(settings)
+    if asked is None:
+        return settings, filters
+
+    def most_often(rounds: int) -> int:
+        if g.choice != "random":
+            return rounds
+        return selection.most_often(g.seed, clients, g.participation, rounds)
+
+    mechanism, rounds = asked.planned(method.exchange, g.rounds, most_often)
+    if rounds < g.rounds:
+        log.warning("the privacy budget allows %d of %d rounds", rounds, g.rounds)
+    return settings.with_general(privacy=as_text(mechanism), rounds=rounds), (mechanism, *filters)
+
+
+def engine_inputs(
+    settings: Settings, data: FederatedData, secret: bool = False
+) -> tuple[Settings, EngineInputs, tuple[str, ...]]:
     """What an engine for this data is made of.
 
     Args:
         settings: The settings of the run.
         data: The data of all clients, as far as it is here.
+        secret: Whether noise comes from the operating system and not from the seed, as it must between real sites.
 
     Returns:
         The settings with the model and the projection that were chosen, the inputs of the engine, and the name of each
         client's architecture.
     """
     g, method = settings.general, settings.method
+    data, attack = under_attack(settings, data)
     if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
         data = replace(data, augmentation=views_of(data, settings))
     if g.device != "cpu":
@@ -120,11 +168,44 @@ def engine_inputs(settings: Settings, data: FederatedData) -> tuple[Settings, En
         data = data.to(g.device)
     if isinstance(settings.model, AutoModel) and not g.models:
         settings = replace(settings, model=settings.model.for_data(data))
-    per_round = participants_per_round(g.participation, len(data.clients))
+    per_round = selection.participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
-    filters = tuple(parse_part(Filter.registry, text) for text in g.filters)
-    inputs = EngineInputs(method, mix.specs, mix.owner, data, settings.local, g.seed, g.initial, per_round, filters)
+    settings, filters = filters_of(settings, len(data.clients), attack)
+    inputs = EngineInputs(
+        method,
+        mix.specs,
+        mix.owner,
+        data,
+        settings.local,
+        g.seed,
+        g.initial,
+        per_round,
+        filters,
+        secret,
+        rules_of(settings),
+    )
     return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
+
+
+def under_attack(settings: Settings, data: FederatedData) -> tuple[FederatedData, tuple[Attackers, ...]]:
+    """The data as attackers have changed it, and the filter by which they act; none where there is no attack.
+
+    Args:
+        settings: The settings of the run.
+        data: The data of all clients.
+    """
+    g = settings.general
+    if not g.attack:
+        return data, ()
+    attack = parse_part(Attack.registry, g.attack)
+    if len(data.clients) < 2:
+        raise ProtofedError(f"attack={g.attack}: one client alone cannot be attacked by others")
+    clients, owner = attack.attackers(len(data.clients), g.seed), f"attack={g.attack}"
+    if attack.labels is not None:
+        data = relabelled(data, clients, attack.labels, owner)
+    if isinstance(attack, Backdoor):
+        data = triggered(data, clients, with_trigger, attack.target, attack.poison, owner)
+    return data, (Attackers(attack, clients, g.seed),)
 
 
 def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, names: tuple[str, ...]) -> Federation:
@@ -147,6 +228,9 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         silhouette=g.silhouette,
         snapshots=g.snapshots,
         filters=inputs.filters,
+        secret=inputs.secret,
+        guard=g.guard,
+        secure=inputs.sums,
     )
 
 
@@ -304,6 +388,42 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
             run_folder.close()
 
 
+def reopen(folder: str | Path, *, data: Dataset | None = None) -> tuple[Settings, Federation]:
+    """Make the federation of a run again as its last checkpoint left it, to look at. The folder is only read.
+
+    Args:
+        folder: The run folder, of a run that has finished or was stopped.
+        data: The data, where it was given in Python; it must be the same.
+
+    Returns:
+        The settings, and the federation on the CPU, with the plain engine.
+
+    Example: `settings, federation = reopen("runs/digits-fedproto")`
+    """
+    path = Path(folder)
+    check_is_run(path)
+    about, given = read_about(path), read_settings(path)
+    if "sites" in about:
+        raise ProtofedError(f"{path}: a run between sites, whose data is not here; look at a simulation of it")
+    if not checkpoint.rounds_in(path / "checkpoint"):
+        raise ProtofedError(f"{path}: it has no checkpoint, so there is no state to look at; resume the run first")
+    settings = _resolved(path, given, data, "give it there again, as data=...").with_general(device="cpu")
+    engine = EngineSettings("loop", "loop", "contiguous", "grouped", workers=1, threads=1)
+    settings, federation = build(settings.with_engine(engine))
+    _check_data(path, fingerprint(federation.data), about)
+    checkpoint.load(federation, path / "checkpoint")
+    return settings, federation
+
+
+def _check_data(path: Path, identity: str, about: Mapping[str, Any]) -> None:
+    """Raise an error where the data is not that of the run folder."""
+    if identity != about.get("data"):
+        raise ProtofedError(
+            f"{path}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
+            "same data, or start a new run"
+        )
+
+
 def _finished(path: Path, data: Dataset | None) -> Result | None:
     """The result of a run that has finished; None, with a warning, where its summary is damaged and can be made again."""
     if not (path / SUMMARY).is_file():
@@ -326,11 +446,7 @@ def _go_on(
     watch: Watcher | None,
 ) -> Result:
     """Restore the newest checkpoint that the folder's rows still fit, and run the rounds that are left."""
-    if identity != about.get("data"):
-        raise ProtofedError(
-            f"{path}: the data is not what the run began with (its samples, labels or parts differ); resume it with the "
-            "same data, or start a new run"
-        )
+    _check_data(path, identity, about)
 
     def check_rows(round: int, account: Mapping[str, Any]) -> None:
         if folder is not None:
@@ -451,10 +567,15 @@ def _result(
     return Result(_resolved(path, given, data), metrics, summary, path)
 
 
-def _resolved(path: Path, given: dict[str, Any], data: Dataset | None) -> Settings:
+def _resolved(
+    path: Path,
+    given: dict[str, Any],
+    data: Dataset | None,
+    advice: str = "resume it with resume(folder, data=...)",
+) -> Settings:
     """The settings that a run folder holds, with the data where it was given in Python."""
     if data is not None:
         given = {**given, "data": data}
     elif given.get("data", {}).get("name") == IN_MEMORY:
-        raise ProtofedError(f"{path}: this run's data was given in Python; resume it with resume(folder, data=...)")
+        raise ProtofedError(f"{path}: this run's data was given in Python; {advice}")
     return resolve(None, given)

@@ -22,12 +22,17 @@ from ..data.partitions import Partition
 from ..data.sources import source_of
 from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
+from ..federation import selection
 from ..federation.choose import EngineSettings
 from ..federation.optimiser import LocalSettings
+from ..federation.secure import check_participants, check_secure
 from ..grammar import parse_pairs
 from ..methods.base import Method
 from ..models.base import ModelSpec
-from ..parts.filters import Filter
+from ..parts.attacks import Attack
+from ..parts.filters import Filter, check_order
+from ..privacy.mechanism import mechanisms
+from ..privacy.protocol import secure
 from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
 from . import architectures
@@ -196,10 +201,29 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     settings = Settings(coerce(General, general, "settings"), **entries)
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong entry is an error before anything runs
-    for entry in settings.general.filters:
-        parse_part(Filter.registry, entry).check(settings.method.exchange, settings.method.name)
-    settings.method.reduce.check(settings.method.exchange, settings.method.name)
+    chosen_method = settings.method
+    filters: list[Filter] = [parse_part(Filter.registry, entry) for entry in settings.general.filters]
+    check_order(filters)
+    if settings.general.privacy:
+        filters.append(parse_part(mechanisms, settings.general.privacy))
+    for filter in filters:
+        filter.check(chosen_method.exchange, chosen_method.name, chosen_method.reduce)
+    if settings.general.attack:
+        parse_part(Attack.registry, settings.general.attack).check(chosen_method.exchange, chosen_method.name)
+    chosen_method.reduce.check(chosen_method.exchange, chosen_method.name)
+    if settings.general.secure:
+        _check_secure(settings, filters)
     return settings
+
+
+def _check_secure(settings: Settings, filters: Iterable[Filter]) -> None:
+    """Refuse secure sums where they make no sense, or where what they are made of is not installed."""
+    from ..privacy import masks  # noqa: F401, an error of one line where a library is missing
+
+    g, method, rules = settings.general, settings.method, parse_part(secure, settings.general.secure)
+    check_secure(method.exchange, method.name, method.reduce, filters, g.choice)
+    if g.clients:  # otherwise the data says how many there are
+        check_participants(rules, selection.participants_per_round(g.participation, g.clients))
 
 
 def _choices(method: str | None, flat: dict[str, Any]) -> dict[str, Any]:

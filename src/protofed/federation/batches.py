@@ -16,10 +16,11 @@ from ..data.types import ClientData, FederatedData, Samples
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Loss, Network, Terms, Trained, Weights
 from ..models.skeleton import Skeleton
-from ..parts import Batch, Feed, Step, View
+from ..parts import Batch, Each, Feed, Reduce, Step, View
 from ..parts.filters import Filter
 from ..wire import Bundle
 from .optimiser import LocalSettings
+from .secure import SecureSums
 
 GATHER = 32  # the number of steps whose samples are fetched together
 STATISTICS_BATCH = 250  # the most samples in a batch when statistics of static batch norm are collected
@@ -61,7 +62,14 @@ class Task:
     augmentation: Augmentation | None = None
     held_back: Sequence[Tensor | None] = ()
     filters: tuple[Filter, ...] = ()
+    rule: Reduce = Each()  # by which the server reduces what leaves the filters
     keeps_model: bool = True
+    secret: bool = False  # whether a client's noise comes from the operating system and not from the seed
+    secure: SecureSums | None = None  # how a client's upload becomes its part of a sum, where only sums leave it
+
+    def normals(self, client: int, round: int) -> seeds.Normals:
+        """A client's noise for what it sends in a round."""
+        return seeds.SystemNormals() if self.secret else seeds.SeededNormals(self.seed, "noise", client, round)
 
     def loss(self, net: Network, batch: Batch, received: Any, round: int) -> Loss:
         """The learner's loss terms, with pseudo-labels where it gives any."""

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,10 @@ def save(federation: Federation, folder: Path, written: Mapping[str, Any] | None
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         tensors: dict[str, Tensor] = {}
-        tree = packed(federation.state, "", tensors)
-        state = json.dumps({"round": federation.round, "server": tree}, indent=1).encode()
+        trees = {"server": packed(federation.state, "", tensors)}
+        if federation.trusted is not None:
+            trees["trusted"] = packed(federation.trusted, "trusted", tensors)
+        state = json.dumps({"round": federation.round, **trees}, indent=1).encode()
         disk.write_durably(temporary / "state.json", state)
         digests = {
             "state.json": hashlib.sha256(state).hexdigest(),
@@ -96,6 +98,7 @@ class Saved:
     server: Any
     clients: Mapping[int, ClientState]
     written: Mapping[str, Any]
+    trusted: Any = None
 
 
 def load(federation: Federation, folder: Path, fits: Fits | None = None) -> Saved | None:
@@ -112,7 +115,7 @@ def load(federation: Federation, folder: Path, fits: Fits | None = None) -> Save
     saved = scale.on_first(lambda: _newest(federation, folder, fits))
     if saved is not None:
         federation.round = saved.round
-        federation.state = saved.server
+        federation.state, federation.trusted = saved.server, saved.trusted
         federation.engine.restore(saved.clients)
     return saved
 
@@ -131,7 +134,7 @@ def _newest(federation: Federation, folder: Path, fits: Fits | None) -> Saved | 
         for problem in problems:
             log.warning("%s; going on from the checkpoint before, of round %d", problem, saved.round)
         if scale.asked_for():  # the other ranks cannot read this host's files
-            saved = Saved(saved.round, saved.server, dict(saved.clients), saved.written)
+            saved = replace(saved, clients=dict(saved.clients))
         return saved
     if problems:
         older = f" (and {len(problems) - 1} older)" if len(problems) > 1 else ""
@@ -154,10 +157,12 @@ def _read(federation: Federation, path: Path) -> Saved:
             raise ProtofedError(f"{path}: a checkpoint of round {manifest['round']}, and its folder says otherwise")
         with safe_open(path / "server.safetensors", "pt") as file:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
-        server = type(federation.state)(**unpacked(state["server"], tensors))
+        kind = type(federation.state)
+        server = kind(**unpacked(state["server"], tensors))
+        trusted = kind(**unpacked(state["trusted"], tensors)) if "trusted" in state else None
         clients = StoredStates(path / "clients.safetensors")
         _check_states(clients, federation)
-        return Saved(manifest["round"], server, clients, manifest["written"])
+        return Saved(manifest["round"], server, clients, manifest["written"], trusted)
     except FileNotFoundError as error:
         raise ProtofedError(f"{error.filename}: this file of the checkpoint is missing") from None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import torch
@@ -25,13 +26,16 @@ from ..evaluate.cost import forward_flops
 from ..methods.base import Method
 from ..methods.server import Setup
 from ..models.base import ModelSpec, parameter_count
-from ..parts.filters import Filter
+from ..models.skeleton import Skeleton
+from ..parts.filters import Filter, rule_of
+from ..privacy.protocol import Rules
 from . import scale
 from .batches import Task
 from .engine import ArchitectureInputs, Downloads, Engine, PlainEngine
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
 from .rule import Facts, Recipe, rule
+from .secure import SecureSums, sum_layout
 from .stack import StackEngine
 from .workers import keep_pages, with_workers
 
@@ -107,6 +111,8 @@ class EngineInputs:
     initial: str
     per_round: int
     filters: tuple[Filter, ...] = ()
+    secret: bool = False  # whether noise comes from the operating system and not from the seed
+    secure: Rules | None = None  # of secure sums, where only sums leave a client
     networks: dict[int, nn.Module] = field(default_factory=dict)  # each architecture's network before any training
 
     def inputs(self, architecture: int) -> ArchitectureInputs:
@@ -121,16 +127,34 @@ class EngineInputs:
             data.augmentation,
             data.held_back,
             self.filters,
+            rule_of(self.method.reduce, self.filters),
             keeps_model,
+            self.secret,
+            self._sums_of(architecture),
         )
         return ArchitectureInputs(
             self.method, self.models[architecture], data, task, self.initial == "own" and keeps_model
         )
 
+    @cached_property
+    def sums(self) -> SecureSums | None:
+        """How uploads are summed without the server seeing one, where the settings ask for that."""
+        if self.secure is None:
+            return None
+        skeletons = [Skeleton(self.network(k)) for k in range(len(self.models))]
+        sizes = {"classes": self.data.num_classes, "dim": skeletons[0].dim, "others": len(self.data.clients) - 1}
+        rule = rule_of(self.method.reduce, self.filters)
+        layout = sum_layout(rule, self.method.exchange, sizes, [s.weights() for s in skeletons])
+        return SecureSums(rule, layout, self.secure)
+
+    def _sums_of(self, architecture: int) -> SecureSums | None:
+        """The same for the clients of one architecture."""
+        return self.sums and replace(self.sums, architecture=architecture if len(self.models) > 1 else None)
+
     def network(self, architecture: int) -> nn.Module:
         """A copy of an architecture's initial network. The network itself is built only once."""
         if architecture not in self.networks:
-            self.networks[architecture] = self.inputs(architecture).build()
+            self.networks[architecture] = replace(self, secure=None).inputs(architecture).build()
         return copy.deepcopy(self.networks[architecture])
 
     def part(self, architecture: int, recipe: Recipe) -> PlainEngine:

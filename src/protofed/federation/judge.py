@@ -20,14 +20,14 @@ from ..wire import Bundle
 
 SHAPE_SAMPLES = 300  # the most test samples of a client for silhouette and snapshots
 SNAPSHOT_CLIENTS = 6
-SampleSet = Literal["labelled", "test", "validation", "central"]
+SampleSet = Literal["labelled", "test", "validation", "triggered", "central"]
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Which samples are evaluated, and what is measured beside accuracy."""
 
-    part: Literal["test", "validation"] = "test"
+    part: Literal["test", "validation", "triggered"] = "test"
     candidates: Literal["own", "all"] = "own"
     """The nearest prototype is chosen among the classes of the client's training data, or among all known ones."""
     votes: bool = False
@@ -60,6 +60,7 @@ def samples_of(data: FederatedData, client: int, name: SampleSet) -> Samples:
         "labelled": client_data.labelled,
         "test": client_data.test,
         "validation": client_data.validation,
+        "triggered": client_data.triggered,
         "central": data.central_test,
     }
     chosen_samples = samples[name]

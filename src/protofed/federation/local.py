@@ -27,7 +27,8 @@ from ..models import norm
 from ..models.base import Output
 from ..models.skeleton import Skeleton, TrainingNetwork
 from ..parts import Batch, Feed, Received, Step, View
-from ..parts.filters import left
+from ..parts.compression import compressed
+from ..parts.filters import Departure
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
 from .batches import Task, all_samples, batches, client_size, prepared_of, viewed, viewed_pool
@@ -85,12 +86,22 @@ class MemoryStates(dict[int, ClientState]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one client's round. `failure` says why there is no upload; `pseudo` has counts of its pseudo-labels."""
+    """The result of one client's round.
+
+    `failure` says why there is no upload; `pseudo` has counts of its pseudo-labels, and `measures` what else is measured
+    at a client and averaged in the record, such as what compression lost.
+    """
 
     upload: Message | None
     terms: Mapping[str, float]
     failure: str = ""
     pseudo: Mapping[str, float] = field(default_factory=dict)
+    measures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the client trained and its training became NaN; one that could not be reached has no loss terms."""
+        return self.upload is None and bool(self.terms)
 
 
 class TrainedModel(Trained, Protocol):
@@ -259,22 +270,29 @@ def outcome_of(
 ) -> Outcome:
     """Store what a client keeps after training, and return what it sends.
 
-    The outcome holds none of the model's tensors: the upload is encoded, and `keep` copies the state.
+    The outcome holds none of the model's tensors: the upload is encoded, and `keep` copies the state. Where only sums
+    leave a client, the upload is its vector in a secure sum, which whoever stands in for the client must not give away.
     """
     if training.trained is None:
         return Outcome(None, training.terms, training.failure, training.pseudo)
     learner, trained = task.learner, training.trained
-    upload = learner.returned(trained, received, round)
+    upload, message = learner.returned(trained, received, round), b""
+    measures: Mapping[str, float] = {}
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
-        upload = left(task.filters, upload, received)
+        departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
+        upload, measures = compressed(task.filters, upload, departure)
+        try:
+            message = wire.encode(upload) if task.secure is None else task.secure.vector(client, upload)
+        except ProtofedError as error:  # a number that no secure sum can hold; the client keeps its old state
+            return Outcome(None, training.terms, str(error), training.pseudo)
     memory = learner.remember(trained, received, round)
     weights, bank = (trained.weights, trained.own_bank) if task.keeps_model else ({}, None)
     state = ClientState(weights, training.optimiser, memory, bank)
     if not state.empty:
         keep(client, state)
-    return Outcome(wire.encode(upload), training.terms, "", training.pseudo)
+    return Outcome(message, training.terms, "", training.pseudo, measures)
 
 
 class PseudoLabels:

@@ -21,11 +21,6 @@ from .judge import Evaluation
 from .local import ClientState, MemoryStates, Outcome
 
 
-def prefixed(weights: Mapping[str, Tensor], architecture: int) -> dict[str, Tensor]:
-    """Weights by the names that they have at the server, which begin with the architecture's number."""
-    return {f"{architecture}:{name}": value for name, value in weights.items()}
-
-
 def for_architecture(bundle: Bundle, architecture: int) -> Bundle:
     """A bundle of the server's with the weights of one architecture, by the names that its clients use."""
     prefix = f"{architecture}:"

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,16 +20,21 @@ from ..evaluate import Scores, ensemble, summarise
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
+from ..methods.client import Weights
 from ..methods.server import Setup
 from ..parts import Running, Upload
-from ..parts.filters import Filter, restored
+from ..parts.attacks import Attackers
+from ..parts.filters import Arrival, Filter, check_order, restored, rule_of
 from ..wire import Bundle
-from ..wire.exchange import SAMPLES
 from . import selection
+from .batches import client_size
 from .engine import Downloads, Engine
+from .guard import FACTOR, Guard, Inspection, norms_of, problem_of
 from .judge import Evaluation
 from .local import Outcome
-from .mixed import for_architecture, prefixed
+from .mixed import for_architecture
+from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
+from .uploads import as_upload, prefixed
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
@@ -51,10 +56,12 @@ class Record:
     scores: list[Scores] | None = None
     """The scores of the clients that were evaluated, in the order of the clients."""
     absent: list[int] = field(default_factory=list)
-    """The clients that could not be evaluated, as they could not be reached or would not."""
+    """The clients that were not evaluated: attackers, and those that could not be reached or would not."""
     validation: list[Scores] | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the server did beside the method's equations, such as keeping its last good state, as sentences."""
     snapshot: bool = False
 
     def scores_by_client(self) -> dict[int, Scores]:
@@ -67,7 +74,7 @@ class Record:
 class Federation:
     """Runs the rounds.
 
-    `state`, `round` and the engine's client states are all that a checkpoint has to save.
+    `state`, `trusted`, `round` and the engine's client states are all that a checkpoint has to save.
 
     Example:
         `for record in Federation(method, engine, data, rounds=10, seed=0): print(record.loss)`
@@ -92,6 +99,9 @@ class Federation:
         silhouette: bool = False,
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
+        secret: bool = False,
+        guard: float = FACTOR,
+        secure: SecureSums | None = None,
     ) -> None:
         """
         Args:
@@ -111,9 +121,15 @@ class Federation:
             silhouette: Whether the silhouette of some clients' embeddings is measured.
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
+            secret: Whether the server's noise comes from the operating system and not from the seed.
+            guard: How many times the others' norm an upload's norm may be; 0 switches the guard off.
+            secure: How uploads are summed without the server seeing one; none: it is sent every upload.
         """
-        self.method, self.engine, self.data = method, engine, data
-        self.rounds, self.seed, self.filters = rounds, seed, tuple(filters)
+        if secure is not None and not isinstance(engine, SecureEngine):
+            engine = SimulatedParties(engine, secure)
+        self.method, self.engine, self.data, self.secure = method, engine, data, secure
+        self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
+        self.attackers = frozenset(c for f in self.filters if isinstance(f, Attackers) for c in f.clients)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
@@ -126,12 +142,21 @@ class Federation:
         self.setup = Setup(data.num_classes, engine.dim, len(data.clients), initial, seed, tuple(engine.owner))
         self.exchange = method.exchange
         method.reduce.check(self.exchange, method.name)
+        check_order(self.filters)
         for filter in self.filters:
-            filter.check(self.exchange, method.name)
+            filter.check(self.exchange, method.name, method.reduce)
+        self.rule = rule_of(method.reduce, self.filters)
+        if secure is not None:
+            check_secure(self.exchange, method.name, method.reduce, self.filters, choice)
+            check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
+        judged = guard > 0 and secure is None and all(filter.guarded for filter in self.filters)
+        self.guarded = guard > 0
+        self.guard = Guard(guard, self.exchange, self._size) if judged else None
         self.state: Any = method.start(self.setup)
+        self.trusted: Any = None  # the last state that clients could train from, where it is not the present one
         self.round = 0
         if ensemble and data.central_test is None:
             raise ProtofedError("ensemble=true needs a shared test set, and this data has none")
@@ -140,6 +165,10 @@ class Federation:
                 f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {method.name} does not"
             )
 
+    def _size(self, client: int) -> int:
+        """The number of samples that a client trains on, as far as it is known here; it has no more."""
+        return client_size(self.method.feed, self.data.clients[client])
+
     def name_of(self, client: int) -> str:
         """The name of a client: its own, where clients have names, or its number."""
         return self.data.client_names[client] if self.data.client_names else f"client {client}"
@@ -147,13 +176,11 @@ class Federation:
     def participants(self, round: int) -> list[int]:
         """The cohort of a round."""
         total = len(self.data.clients)
-        number = participants_per_round(self.participation, total)
-        if number >= total:
-            return list(range(total))
+        number = selection.participants_per_round(self.participation, total)
+        if self.choice == "random" or number >= total:
+            return selection.random_cohort(self.seed, total, self.participation, round)
         stream = seeds.torch_stream(self.seed, "participation", round)
-        if self.choice == "diverse":
-            return selection.diverse_choice(self.state.clients, self.capability, number, stream)
-        return selection.random_choice(total, number, stream)
+        return selection.diverse_choice(self.state.clients, self.capability, number, stream)
 
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.rounds:
@@ -167,41 +194,88 @@ class Federation:
         """
         start_time = time.perf_counter()
         round = self.round + 1
+        notes: list[str] = []
         if round == 1:
-            self._teach(0)  # before the first broadcast, which sends its result
+            self._teach(0, notes)  # before the first broadcast, which sends its result
         cohort = self.participants(round) if self.exchange.asks_clients else []
         downloads, down = self.downloads(cohort, round)
-        running, received = Running(self.method.reduce), Receipt()
+        running, received = Running(self.rule, self._shared_weights()), Receipt()
         if cohort:
             self._train(downloads, running, received)
-        if running.clients:
-            reduced = running.result()
-            for filter in reversed(self.filters):
-                reduced = filter.arrive(reduced)
-            self.state = self.method.update(self.state, reduced, round, self.setup)
-        elif cohort and len(received.dropped) == len(cohort):
+        if cohort and len(received.dropped) == len(cohort):
             log.warning("round %d: no client returned anything usable; the server keeps its state", round)
+        if self.guarded:
+            self._trust(running, received, notes)
+        if running.clients:
+            self._update(running, round, notes)
         self.round = round
-        terms = _mean_terms([o for c, o in received.outcomes.items() if c not in received.dropped])
+        left_out = received.dropped.keys() | self.attackers
+        terms = _mean_terms([o for c, o in received.outcomes.items() if c not in left_out])
         loss = sum(terms.values()) if terms else math.nan
         measures = pooled([o.pseudo for o in received.outcomes.values()])
+        measures |= _mean_values([o.measures for o in received.outcomes.values()])
         measures |= self.method.describe(self.state, round).numbers
-        terms |= self._teach(round)  # before the evaluation, because its result is what clients are sent next
-        record = Record(round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures)
+        for filter in self.filters:
+            measures |= filter.describe(self.most_often(round), self.exchange)
+        terms |= self._teach(round, notes)  # before the evaluation, because its result is what clients are sent next
+        down.update(received.asked)
+        record = Record(
+            round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures, notes=notes
+        )
+        record.notes += received.notes
         record.seconds = time.perf_counter() - start_time
         if round in self.evaluated:
             self._evaluate(record)
         return record
 
-    def _teach(self, round: int) -> dict[str, float]:
+    def _trust(self, running: Running, received: Receipt, notes: list[str]) -> None:
+        """Remember the state that clients could train from. Where nobody could train from the present one, return to it.
+
+        A client that was not reached, or whose upload was refused, says nothing about the state.
+        """
+        diverged = sum(outcome.diverged for outcome in received.outcomes.values())
+        if running.clients and diverged <= running.clients:
+            self.trusted = self.state
+        elif not running.clients and diverged and self.trusted is not None:
+            self.state, self.trusted = self.trusted, None
+            notes.append("no client could train from what it was sent; the server returned to its last good state")
+            log.warning("round %d: %s", self.round + 1, notes[-1])
+
+    def _update(self, running: Running, round: int, notes: list[str]) -> None:
+        """Make the server's new state of what the clients sent."""
+        normals = seeds.SystemNormals() if self.secret else seeds.SeededNormals(self.seed, "server noise", round)
+        for filter in reversed(self.filters):
+            running.total = filter.total(running.total, Arrival(round, normals))
+        reduced = running.result()
+        for filter in reversed(self.filters):
+            reduced = filter.arrive(reduced)
+        self._advance(self.method.update(self.state, reduced, round, self.setup), "the update", round, notes)
+
+    def _advance(self, state: Any, cause: str, round: int, notes: list[str]) -> None:
+        """Take a new state, unless it is absurd."""
+        problem = problem_of(self.state, state) if self.guarded else ""
+        if problem:
+            notes.append(f"the server kept its last good state: after {cause}, {problem}")
+            log.warning("round %d: %s", round, notes[-1])
+        else:
+            self.state = state
+
+    def most_often(self, rounds: int) -> int:
+        """In how many of the first so many rounds the client that takes part most often takes part."""
+        if self.choice != "random":
+            return rounds  # clients are chosen by what they sent, so every round may count for everybody
+        return selection.most_often(self.seed, len(self.data.clients), self.participation, rounds)
+
+    def _teach(self, round: int, notes: list[str]) -> dict[str, float]:
         """Train the server's model, where the method has a teacher. Where this becomes NaN, the server keeps its state."""
         if self.method.teacher is None:
             return {}
         state, terms, failure = self.engine.teach(self.state, round)
         if state is None:
-            log.warning("round %d: the server's own training failed: %s; it keeps its state", round, failure)
+            notes.append(f"the server's own training failed: {failure}; it kept its state")
+            log.warning("round %d: %s", round, notes[-1])
             return {}
-        self.state = state
+        self._advance(state, "the server's own training", round, notes)
         return {f"server {name}": value for name, value in terms.items()}
 
     def downloads(
@@ -238,21 +312,32 @@ class Federation:
         """Train the cohort and reduce uploads as they arrive, a few at a time."""
         waiting: dict[int, wire.Message] = {}
         size = 0
+        inspection = None
+        if self.guard is not None:
+            inspection = self.guard.inspection(self._sent_norms(downloads.round), self.engine.owner)
         for client, outcome in self.engine.train(downloads):
-            received.outcomes[client] = Outcome(None, outcome.terms, outcome.failure, outcome.pseudo)
+            received.outcomes[client] = replace(outcome, upload=None)
             if outcome.upload is None:
-                received.dropped[client] = f"{self.name_of(client)}: {outcome.failure}"
-                log.warning("round %d: dropped %s", downloads.round, received.dropped[client])
+                self._drop(client, f"{self.name_of(client)}: {outcome.failure}", received)
                 continue
             waiting[client] = outcome.upload
             size += len(outcome.upload)
             if len(waiting) >= CHUNK and size >= CHUNK_BYTES:
-                self._receive(waiting, running, received)
+                self._receive(waiting, running, received, inspection)
                 waiting, size = {}, 0
-        if waiting:
-            self._receive(waiting, running, received)
+        if self.secure is None:
+            self._receive(waiting, running, received, inspection, last=True)
+        elif waiting:
+            self._receive_total(waiting, running, received)
 
-    def _receive(self, messages: dict[int, wire.Message], running: Running, received: Receipt) -> None:
+    def _receive(
+        self,
+        messages: dict[int, wire.Message],
+        running: Running,
+        received: Receipt,
+        inspection: Inspection | None,
+        last: bool = False,
+    ) -> None:
         """Decode and check some uploads and add them to the reduction. A client with an unusable upload is dropped."""
         contents: dict[int, Bundle | wire.WireError] = {}
         for architecture, expected in enumerate(self.expected):
@@ -270,24 +355,71 @@ class Federation:
                 if isinstance(content, wire.WireError):
                     raise content
                 if self.filters:
-                    content = restored(self.filters, content, source)
+                    content = restored(self.filters, content, source, self.sent(client))
                     self.expected[architecture].check(content, source)
+                upload = as_upload(client, content, architecture if self.mixed else None)
+                if self.guard is not None:
+                    self.guard.check_claims(upload, source)
             except wire.WireError as error:
-                received.dropped[client] = str(error)
-                log.warning("round %d: dropped %s", self.round + 1, error)
+                self._drop(client, str(error), received)
                 continue
-            samples = content.scalars.get(SAMPLES, 0.0)
-            scalars = {name: value for name, value in content.scalars.items() if name != SAMPLES}
-            weights = prefixed(content.weights, architecture) if self.mixed else content.weights
-            content = Bundle(content.bank, content.banks, weights, content.tensors, scalars, content.models)
-            uploads.append(Upload(client, samples, content))
+            uploads.append(upload)
+        if inspection is not None:
+            uploads, refused = inspection.judge(uploads, last)
+            for client, reason in refused.items():
+                self._drop(client, f"{self.name_of(client)}: {reason}", received)
         if uploads and self.exchange.up:
             running.add(uploads)
+
+    def _receive_total(self, trained: Collection[int], running: Running, received: Receipt) -> None:
+        """Ask the clients that have trained for the sum of what they have, of which the server sees no part."""
+        assert self.secure is not None and isinstance(self.engine, SecureEngine)
+        round = self.round + 1
+        total = total_of_round(self.engine, self.secure, list(trained), round)
+        for client, reason in total.dropped.items():
+            self._drop(client, f"{self.name_of(client)}: {reason}", received)
+        received.bytes.update(total.up)
+        received.asked.update(total.down)
+        if total.sums is None:
+            received.notes.append(f"{total.failure}; the server keeps its state")
+        else:
+            running.total, running.clients = total.sums, total.contributors
+
+    def _drop(self, client: int, reason: str, received: Receipt) -> None:
+        received.dropped[client] = reason
+        log.warning("round %d: dropped %s", self.round + 1, reason)
+
+    def _sent_norms(self, round: int) -> Callable[[Upload], Mapping[str, float]]:
+        """A function that gives, for an upload, the norms of what its client was sent of the parts that come up."""
+        names = {part.name for part in self.exchange.up if part.kind in ("bank", "weights")}
+        norms: dict[Hashable, Mapping[str, float]] = {}
+
+        def sent(upload: Upload) -> Mapping[str, float]:
+            audience = self.exchange.audience(self.state, upload.client, round, names)
+            key = audience, self.engine.owner[upload.client]
+            if key not in norms:
+                content = self.exchange.message(self.state, upload.client, round, names)
+                weights = {n: v for n, v in content.weights.items() if n in upload.content.weights}
+                norms[key] = norms_of(replace(content, weights=weights))
+            return norms[key]
+
+        return sent
+
+    def _shared_weights(self) -> Weights:
+        """The weights that all clients are sent, where the method shares a model."""
+        shared = any(part.kind == "weights" and not part.each for part in self.exchange.down)
+        return self.state.weights if shared else {}
+
+    def sent(self, client: int) -> Bundle:
+        """What a client was sent at the start of this round."""
+        content = self.exchange.message(self.state, client, self.round + 1)
+        return for_architecture(content, self.engine.owner[client]) if self.mixed else content
 
     def _evaluate(self, record: Record) -> None:
         """Score every client by what it holds and what it will be sent in the next round."""
         clients = range(len(self.data.clients))
-        downloads, _ = self.downloads(clients, record.round + 1, self.method.predict.reads)
+        honest = [client for client in clients if client not in self.attackers]
+        downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
         options = replace(self.evaluation, snapshot=record.snapshot)
@@ -308,6 +440,7 @@ class Federation:
             votes = ensemble(record.scores, self.data.central_test.labels)
             record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
             record.scores = [replace(s, votes=None) for s in record.scores]
+        record.metrics |= self._attack_success(downloads)
         if all(c.validation is not None for c in self.data.clients):
             options = replace(self.evaluation, part="validation", votes=False, silhouette=0)
             record.validation = list(self.engine.evaluate(downloads, options).values())
@@ -319,15 +452,26 @@ class Federation:
             }
             record.metrics["validation"] = figures["accuracy"]
 
+    def _attack_success(self, downloads: Downloads) -> dict[str, float]:
+        """The share of test samples with a trigger that clients take for the class that an attacker wants."""
+        clients = [client for client in downloads.clients if self.data.clients[client].triggered is not None]
+        if not clients:
+            return {}
+        options = replace(self.evaluation, part="triggered", votes=False, silhouette=0)
+        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        return {"attack_success": summarise(scores, prediction=self.method.predict.by, predictions=())["accuracy"]}
+
 
 @dataclass
 class Receipt:
     """What the server received in a round: every client's outcome without its upload, the dropped clients with the
-    reason, and the bytes."""
+    reason, and the bytes. `asked` has those that it sent while it received, in secure sums."""
 
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     dropped: dict[int, str] = field(default_factory=dict)
     bytes: Counter[str] = field(default_factory=Counter)
+    asked: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
@@ -353,12 +497,16 @@ def _spread(evaluated: Sequence[int], number: int) -> frozenset[int]:
     return frozenset(evaluated[round(k * (len(evaluated) - 1) / (number - 1))] for k in range(number))
 
 
-def participants_per_round(participation: float, clients: int) -> int:
-    """The number of clients in a round, ⌊ρN⌋, at least one."""
-    return max(1, math.floor(participation * clients + 1e-9))
-
-
 def _mean_terms(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """The mean of each loss term over clients, which all have the same weight."""
     names = list(dict.fromkeys(name for o in outcomes for name in o.terms))
     return {name: sum(o.terms.get(name, 0.0) for o in outcomes) / len(outcomes) for name in names}
+
+
+def _mean_values(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each number over those that have it."""
+    values: dict[str, list[float]] = {}
+    for entry in measures:
+        for name, value in entry.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(column) / len(column) for name, column in values.items()}

@@ -6,9 +6,14 @@ this one is ours.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
+from .. import seeds
 from ..bank import PrototypeBank, unit
 
 FLOOR = 1e-6  # a smaller gain is a rounding error; every client has some chance
@@ -17,6 +22,28 @@ FLOOR = 1e-6  # a smaller gain is a rounding error; every client has some chance
 def random_choice(total: int, k: int, generator: torch.Generator) -> list[int]:
     """`k` of `total` clients, all equally likely, in rising order."""
     return sorted(torch.randperm(total, generator=generator)[:k].tolist())
+
+
+def participants_per_round(participation: float, clients: int) -> int:
+    """The number of clients in a round, ⌊ρN⌋, at least one."""
+    return max(1, math.floor(participation * clients + 1e-9))
+
+
+def random_cohort(seed: int, clients: int, participation: float, round: int) -> list[int]:
+    """The clients of a round, all equally likely; all of them where everybody takes part."""
+    number = participants_per_round(participation, clients)
+    if number >= clients:
+        return list(range(clients))
+    return random_choice(clients, number, seeds.torch_stream(seed, "participation", round))
+
+
+@lru_cache(maxsize=4096)
+def most_often(seed: int, clients: int, participation: float, rounds: int) -> int:
+    """In how many of the first so many rounds the client that takes part most often takes part."""
+    if participants_per_round(participation, clients) >= clients:
+        return rounds
+    cohorts = (random_cohort(seed, clients, participation, r) for r in range(1, rounds + 1))
+    return max(Counter(client for cohort in cohorts for client in cohort).values(), default=0)
 
 
 def diverse_choice(banks: PrototypeBank, capability: Tensor, k: int, generator: torch.Generator) -> list[int]:

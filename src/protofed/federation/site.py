@@ -125,6 +125,7 @@ class Site:
             "terms": outcome.terms,
             "failure": outcome.failure,
             "pseudo": outcome.pseudo,
+            "measures": outcome.measures,
         }
         return sealed({**header, "returned": outcome.upload is not None}, outcome.upload or b"")
 
@@ -191,8 +192,10 @@ def outcome_of_reply(reply: Message, round: int, source: str) -> Outcome:
     try:
         if header["round"] != round:
             raise ValueError(f"it is of round {header['round']!r}, and this is round {round}")
-        terms, pseudo = ({str(k): float(v) for k, v in header[part].items()} for part in ("terms", "pseudo"))
-        return Outcome(payload if header["returned"] else None, terms, str(header["failure"]), pseudo)
+        terms, pseudo, measures = (
+            {str(k): float(v) for k, v in header[part].items()} for part in ("terms", "pseudo", "measures")
+        )
+        return Outcome(payload if header["returned"] else None, terms, str(header["failure"]), pseudo, measures)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WireError(f"{source}: not a reply ({type(error).__name__}: {error})") from None
 

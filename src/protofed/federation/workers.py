@@ -422,7 +422,8 @@ class WorkerEngine:
             slot = 0 if outcome.failure else self.states.pending.get(client, 0)
             upload = None if outcome.upload is None else arena.put(outcome.upload)
             extra = arena.put(self.states.extras.get(client, b""))
-            replies.append((client, slot, extra, upload, dict(outcome.terms), outcome.failure, dict(outcome.pseudo)))
+            details = dict(outcome.terms), outcome.failure, dict(outcome.pseudo), dict(outcome.measures)
+            replies.append((client, slot, extra, upload, *details))
         return replies
 
     # --- states ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ ROUNDING = 1e-9  # a client exactly at the mean must not fall below it by the la
 class Caring(Method):
     """FedAvg whose shares are `high` for clients at or above the round's mean local accuracy, `low` for the others."""
 
-    exchange: ClassVar[Exchange] = Exchange((weights(),), (weights(), number("performance")), keeps_model=False)
+    exchange: ClassVar[Exchange] = Exchange(
+        (weights(),), (weights(), number("performance", most=1.0)), keeps_model=False
+    )
     reduce: ClassVar[Reduce] = Each()
 
     low: float = 0.3

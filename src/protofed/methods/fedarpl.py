@@ -34,7 +34,7 @@ class FedARPL(TrainsAtServer):
 
     exchange: ClassVar[Exchange] = Exchange(
         down=(weights(), bank(optional=True), number("phase"), number("threshold")),
-        up=(weights(), bank(optional=True), number("confidence")),
+        up=(weights(), bank(optional=True), number("confidence", most=1.0)),
         keeps_model=False,
     )
 

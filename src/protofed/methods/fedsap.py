@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from .. import losses
 from ..bank import PrototypeBank
 from ..parts import CE, Align, Batch, Feed, Mean, Paired, Proxy, Received, Reduce, bank_of, terms_of
 from ..schedules import Ramp, Weight, ramp, weight_at
-from ..wire import Bundle, Exchange
-from .base import PROTOTYPES, Method, register
+from ..wire import Bundle, Exchange, bank
+from .base import Method, register
 from .checks import a_share, at_least_one, not_negative
 from .client import Loss, Network, Pseudo, Trained
 
@@ -39,8 +39,6 @@ def nearest(z: Tensor, bank: PrototypeBank) -> Nearest:  # Eq. 10
 @dataclass(frozen=True)
 class FedSAP(Method):
     """CE + λ_t·alignment + proxy separation; λ_t grows by a curriculum; then unlabelled data."""
-
-    exchange: ClassVar[Exchange] = PROTOTYPES
 
     alignment: Weight = ramp("linear", start=20, end=100, maximum=0.7)  # Eq. 7 and the paper's appendix
     scale: float = 32.0  # s of Eq. 9
@@ -65,6 +63,11 @@ class FedSAP(Method):
         at_least_one(self, "supervised_rounds")  # pseudo-labels need prototypes
         a_share(self, "margin_quantile", "distance_quantile")
         not_negative(self, "alignment", "mix", "consistency")
+
+    @property
+    def exchange(self) -> Exchange:
+        """A pseudo-labelled sample counts `mix` times in a prototype."""
+        return Exchange((bank(),), (bank(most=max(1.0, self.mix)),))
 
     @property
     def feed(self) -> Feed:

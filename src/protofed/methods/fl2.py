@@ -38,7 +38,7 @@ class UncertainMean(Mean):
 class FL2(LabelsAtServer):
     """CE of strong views with labels above the client's class thresholds, and KL to the model at its sharpest point."""
 
-    exchange: ClassVar[Exchange] = Exchange((weights(),), (weights(), number("status")), keeps_model=False)
+    exchange: ClassVar[Exchange] = Exchange((weights(),), (weights(), number("status", most=1.0)), keeps_model=False)
     reduce: ClassVar[Reduce] = UncertainMean()
 
     radius: float = 0.1  # ρ

@@ -1,16 +1,21 @@
 """What methods are composed of and wrapped in: feeds, reduces, predictions, loss terms and filters."""
 
+from .compression import BFloat16, Changed, Float16, Quantise, TopK
 from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
-from .filters import Clip, Filter, Quantise
+from .filters import Clip, Filter
 from .predict import Head, Helpers, Nearest, Predict
 from .received import Received, bank_of
-from .reduce import Each, Mean, Median, Reduce, Reduced, Running, Trimmed, Upload, weighted_average
+from .reduce import Each, Mean, Reduce, Reduced, Running, Upload, weighted_average
+from .robust import Bounded, GeometricMedian, Krum, Median, MultiKrum, Robust, Trimmed
 from .terms import CE, Align, Contrast, Peers, Proximal, Proxy, Spread, Term, terms_of
 
 __all__ = [
     "CE",
     "Align",
+    "BFloat16",
     "Batch",
+    "Bounded",
+    "Changed",
     "Clip",
     "Contrast",
     "Each",
@@ -18,10 +23,14 @@ __all__ = [
     "Epochs",
     "Feed",
     "Filter",
+    "Float16",
+    "GeometricMedian",
     "Head",
     "Helpers",
+    "Krum",
     "Mean",
     "Median",
+    "MultiKrum",
     "Nearest",
     "Paired",
     "Peers",
@@ -32,10 +41,12 @@ __all__ = [
     "Received",
     "Reduce",
     "Reduced",
+    "Robust",
     "Running",
     "Spread",
     "Step",
     "Term",
+    "TopK",
     "Trimmed",
     "Unlabelled",
     "Upload",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ..bank import PrototypeBank
 from ..errors import ProtofedError
 from ..registry import Registry
 from ..wire import Bundle, Exchange
+from ..wire.exchange import PartKind
 from .received import bank_of
 
 BLOCK = 2**16  # numbers that stay in a core's cache
@@ -81,6 +82,11 @@ class Reduce:
     additive: ClassVar[bool] = False
     """Whether sums over the clients are all that the rule needs."""
 
+    @property
+    def summed(self) -> frozenset[PartKind]:
+        """The kinds of parts of which the rule needs nothing but sums over the clients."""
+        return frozenset(get_args(PartKind)) if self.additive else frozenset()
+
     def check(self, exchange: Exchange, owner: str) -> None:
         """Refuse a method for which the rule makes no sense.
 
@@ -104,12 +110,13 @@ class Reduce:
         """What must stay of these uploads until the last one has arrived."""
         return () if self.additive else uploads
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         """Make the result.
 
         Args:
             total: the sums over all uploads.
             uploads: what `keep` gave of all uploads.
+            sent: the weights that clients were sent, where they were sent any: a rule may look at changes.
 
         Returns:
             what the method's `update` is given.
@@ -127,8 +134,13 @@ class Running:
     3.0
     """
 
-    def __init__(self, rule: Reduce) -> None:
-        self.rule, self.total, self.clients = rule, Sums(), 0
+    def __init__(self, rule: Reduce, sent: Mapping[str, Tensor] | None = None) -> None:
+        """
+        Args:
+            rule: how uploads become one result.
+            sent: the weights that clients were sent, where they were sent any.
+        """
+        self.rule, self.sent, self.total, self.clients = rule, sent or {}, Sums(), 0
         self.kept: list[Upload] = []
 
     def add(self, uploads: Sequence[Upload]) -> None:
@@ -139,7 +151,7 @@ class Running:
 
     def result(self) -> Reduced:
         """The reduction of all uploads so far."""
-        return replace(self.rule.finish(self.total, self.kept), clients=self.clients)
+        return replace(self.rule.finish(self.total, self.kept, self.sent), clients=self.clients)
 
 
 @Reduce.registry.register("mean")
@@ -185,7 +197,7 @@ class Mean(Reduce):
             lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
         return lifted
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
         sums: dict[str, PrototypeBank] = {}
         for key in total.tensors:
@@ -204,56 +216,6 @@ class Mean(Reduce):
 
 
 @dataclass(frozen=True)
-class CoordinateRule(Reduce):
-    """A rule for each coordinate by itself, over the clients that hold a class or have a weight."""
-
-    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        """The rule, applied to a stack of banks."""
-        raise NotImplementedError
-
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
-        banks: dict[str, PrototypeBank] = {}
-        sums: dict[str, PrototypeBank] = {}
-        for name in dict.fromkeys(name for u in uploads for name in u.content.all_banks()):
-            stack = PrototypeBank.stack([b[name] for u in uploads if name in (b := u.content.all_banks())])
-            banks[name] = self.of_banks(stack)
-            holders = stack.known.sum(0)[:, None]
-            sums[name] = PrototypeBank(holders * banks[name].means, banks[name].counts)
-        weights: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for u in uploads for name in u.content.weights):
-            values = torch.stack([u.content.weights[name] for u in uploads if name in u.content.weights])
-            one_class = PrototypeBank(values.reshape(len(values), 1, -1), values.new_ones(len(values), 1))
-            weights[name] = self.of_banks(one_class).means.reshape(values.shape[1:])
-        names = dict.fromkeys(name for u in uploads for name in u.content.scalars)
-        scalars = {n: sum(u.content.scalars.get(n, 0.0) for u in uploads) / len(uploads) for n in names}
-        return Reduced(banks.pop("", None), banks, weights, scalars, sums)
-
-
-@Reduce.registry.register("median")
-@dataclass(frozen=True)
-class Median(CoordinateRule):
-    """The median of each coordinate, which holds as long as fewer than half of the clients send nonsense."""
-
-    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        return aggregate.median(banks)
-
-
-@Reduce.registry.register("trimmed")
-@dataclass(frozen=True)
-class Trimmed(CoordinateRule):
-    """The mean of each coordinate without the `share` smallest and as many largest values."""
-
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 0.5:
-            raise ValueError("share must be at least 0 and below 0.5")
-
-    def of_banks(self, banks: PrototypeBank) -> PrototypeBank:
-        return aggregate.trimmed_mean(banks, self.share)
-
-
-@dataclass(frozen=True)
 class Each(Reduce):
     """Every upload by itself, for server rules that need them apart.
 
@@ -261,6 +223,10 @@ class Each(Reduce):
     """
 
     averages: bool = False
+
+    @property
+    def summed(self) -> frozenset[PartKind]:
+        return frozenset({"weights"}) if self.averages else frozenset()
 
     def lift(self, uploads: Sequence[Upload], total: Sums) -> None:
         if self.averages:
@@ -271,7 +237,7 @@ class Each(Reduce):
             return uploads
         return [u._replace(content=replace(u.content, weights={})) for u in uploads]
 
-    def finish(self, total: Sums, uploads: Sequence[Upload]) -> Reduced:
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         return Reduced(weights=averaged_weights(total), uploads=tuple(uploads))
 
 

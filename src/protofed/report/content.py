@@ -38,7 +38,7 @@ MOST_CLIENTS = 200
 MOST_IN_DETAIL = 16  # runs with heat maps and spaces of their own; where there are more, the first seed of each variant
 POINTS = 300_000  # of all embedding spaces together: about two megabytes
 COLUMNS_OF_METRICS = ("accuracy", "weighted_", "f1_", "mae_", "ensemble_", "validation")
-BYTE_KINDS = ("prototypes", "weights", "scalars", "framing")
+BYTE_KINDS = ("prototypes", "weights", "scalars", "framing", "secure")
 SHARES = ("acceptance", "accuracy", "f1", "weighted", "ensemble", "validation", "pseudo", "rejection")
 
 Content = dict[str, Any]

@@ -8,7 +8,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..results.tables import COSTS, MISSING, Column, Row, caption, comparison_cells, default_columns, parse_column
+from ..results.tables import (
+    COSTS,
+    EPSILON,
+    MISSING,
+    Column,
+    Row,
+    caption,
+    comparison_cells,
+    default_columns,
+    parse_column,
+    privacy_text,
+)
 
 
 def comparison_table(rows: Sequence[Row], columns: Sequence[str] | None = None) -> Table:
@@ -34,7 +45,7 @@ def comparison_table(rows: Sequence[Row], columns: Sequence[str] | None = None) 
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """Make the table of one run for the terminal: the last round, the mean of the last five and the best on validation."""
     table = Table(title=f"{summary['method']}, seed {summary['seed']}, {summary['rounds']} rounds")
-    columns = [parse_column(name) for name in default_columns([summary]) if name not in COSTS]
+    columns = [parse_column(name) for name in default_columns([summary]) if name not in (*COSTS, EPSILON)]
     table.add_column("accuracy in %, mean ± deviation over clients")
     for column in columns:
         table.add_column(column.title, justify="right")
@@ -44,6 +55,10 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         names["best_on_validation"] = f"best on validation (round {summary['best_on_validation']['round']})"
     for part, label in names.items():
         table.add_row(label, *(_over_clients(summary[part], column) for column in columns))
+    if "privacy" in summary:
+        spent = summary["privacy"][EPSILON]
+        amount = "∞" if spent is None else f"{spent:.3g}"
+        table.caption, table.caption_justify = f"ε = {amount}; {privacy_text(summary['privacy'])}", "left"
     return table
 
 

@@ -46,6 +46,7 @@ class RoundRow(TypedDict):
     loss: float | None
     terms: dict[str, float | None]
     measures: NotRequired[dict[str, float | None]]
+    notes: NotRequired[list[str]]
     up: dict[str, int]
     down: dict[str, int]
     seconds: float
@@ -93,7 +94,9 @@ class Summary(TypedDict):
     dropped_clients: NotRequired[int]
     client_rounds: NotRequired[int]
     empty_rounds: NotRequired[int]
+    round_notes: NotRequired[list[str]]
     failure: NotRequired[str | None]
+    privacy: NotRequired[dict[str, Any]]
 
 
 _SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {

@@ -109,6 +109,7 @@ COSTS = {
     "bytes_down": Column("bytes_down", "kB down / round", 1 / 1000, 1, deviation=False),
     "seconds": Column("seconds", "seconds", 1, 1, deviation=False),
 }
+EPSILON = "epsilon"  # of differential privacy, where a run has it
 MEASURES = {"accuracy": "", "weighted": "weighted ", "f1": "F1 ", "mae": "MAE ", "ensemble": "ensemble "}
 OWN = "accuracy"  # by the prediction of the method's paper: by head or by prototype
 LAST_ROUND = "last_"  # prefix of a column's name: the number of the last round in place of the mean of the last five
@@ -122,7 +123,7 @@ def measured(summary: Mapping[str, Any], key: str) -> float | None:
 
     Args:
         summary: The summary of the run.
-        key: A figure, `bytes_up` or `bytes_down` (of a round, over all kinds and clients), or `seconds`.
+        key: A figure, `bytes_up` or `bytes_down` (of a round, over all kinds and clients), `seconds`, or `epsilon`.
 
     Returns:
         The number; None where the run did not measure it.
@@ -130,6 +131,8 @@ def measured(summary: Mapping[str, Any], key: str) -> float | None:
     value: float | None
     if key in DIRECTIONS:
         value = sum(summary[key].values()) / summary["rounds"]
+    elif key == EPSILON:
+        value = summary.get("privacy", {}).get(EPSILON)
     elif key.startswith(LAST_ROUND):
         value = summary["last_round"].get(key.removeprefix(LAST_ROUND))
     elif key.startswith(BEST_ROUND):
@@ -164,10 +167,14 @@ def parse_column(name: str) -> Column:
         return Column(OWN, OWN, 100, better="higher")
     if name == SILHOUETTE:
         return Column(SILHOUETTE, SILHOUETTE, 1, 3, better="higher")
+    if name == EPSILON:
+        return Column(EPSILON, "ε", deviation=False)
     match = NAME.fullmatch(f"accuracy_{name}" if name.partition("@")[0] in PREDICTIONS else name)
     if match is None:
         raise unknown(
-            "column", name, [OWN, SILHOUETTE, *(f"{m}_{kind}" for m in MEASURES for kind in PREDICTIONS), *COSTS]
+            "column",
+            name,
+            [OWN, SILHOUETTE, EPSILON, *(f"{m}_{kind}" for m in MEASURES for kind in PREDICTIONS), *COSTS],
         )
     measure, kind, architecture = match.groups()
     title = MEASURES[measure] + kind + (architecture or "").replace("@", " @ ")
@@ -183,10 +190,12 @@ def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     accuracy by each method's own prediction is not among them: it would compare one method's head with another's
     prototypes.
     """
+    runs = list(runs)
     measures = {key for run in runs for key in run[FIGURE]}
+    privacy = [EPSILON] if any("privacy" in run for run in runs) else []
     ensembles = [f"ensemble_{kind}" for kind in PREDICTIONS if f"ensemble_{kind}" in measures]
     numbers = [f"{measure}_{kind}" for measure in ("f1", "mae") for kind in PREDICTIONS if f"mae_{kind}" in measures]
-    return [*(f"accuracy_{kind}" for kind in PREDICTIONS), *ensembles, *numbers, *COSTS]
+    return [*(f"accuracy_{kind}" for kind in PREDICTIONS), *ensembles, *numbers, *privacy, *COSTS]
 
 
 def own_predictions(figures: Mapping[str, Any]) -> set[str]:
@@ -354,6 +363,7 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
     if incomplete:
         lines.append(f"fewer seeds than the others, and not ranked: {', '.join(incomplete)}")
     lines += losses_of(rows)
+    lines += privacy_of(rows)
     for column in _chosen(rows, columns):
         if not any(column.by_seed(row) for row in rows) and any(row.usable for row in rows):
             lines.append(f"{column.key}: no run has measured it")
@@ -366,8 +376,30 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
 
 
 def losses_of(rows: Sequence[Row]) -> list[str]:
-    """The lines of what was lost: runs that failed and why, and client rounds that were dropped."""
-    return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row)) if line]
+    """The lines of what was lost: runs that failed and why, client rounds that were dropped, and states that were."""
+    return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row), *_round_lines(row)) if line]
+
+
+def privacy_text(guarantee: Mapping[str, Any]) -> str:
+    """Whose presence a run's differential privacy hides, by whose noise, with which δ.
+
+    Args:
+        guarantee: `privacy` of a run's summary.
+    """
+    whose = "the server, which sees what clients send," if guarantee["placement"] == "central" else "each client"
+    return (
+        f"ε with δ = {guarantee['delta']:g} hides the presence of one {guarantee['unit']} in what clients send in "
+        f"training; {whose} adds the noise; accuracies are outside it"
+    )
+
+
+def privacy_of(rows: Sequence[Row]) -> list[str]:
+    """A line for each differential privacy that runs have."""
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        for guarantee in [run["privacy"] for run in row.usable if "privacy" in run][:1]:
+            lines.setdefault(privacy_text(guarantee), []).append(row.label)
+    return [f"{text} ({', '.join(labels)})" for text, labels in lines.items()]
 
 
 def _failure_lines(row: Row) -> list[str]:
@@ -388,6 +420,13 @@ def _dropped_line(row: Row) -> str:
     if row.empty_rounds:
         text += f"; in {row.empty_rounds:,} rounds no client returned anything usable, and the server kept its state"
     return text
+
+
+def _round_lines(row: Row) -> list[str]:
+    """Of each run, what the server did beside the method's equations: the first such round, and how many there were."""
+    noted = [(run["seed"], lines) for run in row.runs if (lines := run.get("round_notes"))]
+    more = {seed: f" (and {len(lines) - 1:,} more)" if len(lines) > 1 else "" for seed, lines in noted}
+    return [f"noted: {row.title}, seed {seed}, {lines[0]}{more[seed]}" for seed, lines in noted]
 
 
 def comparison_markdown(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:

@@ -32,6 +32,8 @@ class Part:
     each: bool = False
     optional: bool = False
     prefix: str = ""  # of weights: only those whose names begin with it
+    most: float | None = None
+    """Of a number that comes up: it is from 0 to this. Of a bank: how often a sample may count; once where it is None."""
 
     def __str__(self) -> str:
         return self.name + (" for each client" if self.each else "")
@@ -92,7 +94,7 @@ def number(name: str, **options: Any) -> Part:
 
     Args:
         name: the attribute of the server's state, and the name in the bundle.
-        **options: `each` and `optional` of `Part`.
+        **options: `each`, `optional` and `most` of `Part`.
 
     >>> number("threshold").kind
     'scalar'
@@ -198,6 +200,30 @@ class Exchange:
             parts = (*parts, number(SAMPLES))
         shapes = {p.name: tuple(sizes[n] if isinstance(n, str) else n for n in p.shape) for p in parts}
         return Expected({p.name: p for p in parts}, shapes, template)
+
+    def zeros(self, sizes: Mapping[str, int | None], template: Mapping[str, Tensor]) -> Bundle:
+        """An upload of zeros with every part that may come up, for the shapes of what is made of uploads.
+
+        Args:
+            sizes: the numbers that the words in shapes stand for.
+            template: a model of the client's architecture.
+
+        Returns:
+            the bundle; parts that are tensors or further models are left out.
+        """
+        banks, weights, scalars = {}, {}, {SAMPLES: 0.0}
+        for part in self.up:
+            if part.kind == "bank":
+                shape = [sizes[n] if isinstance(n, str) else n for n in part.shape]
+                means = torch.zeros([n or 0 for n in shape])
+                banks["" if part.name == "bank" else part.name] = PrototypeBank(
+                    means, means.new_zeros(means.shape[:-1])
+                )
+            elif part.kind == "weights":
+                weights = {n: torch.zeros_like(v) for n, v in template.items() if n.startswith(part.prefix)}
+            elif part.kind == "scalar":
+                scalars[part.name] = 0.0
+        return Bundle(banks.pop("", None), banks, weights, {}, scalars)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .bundle import Message
 
+PROTOTYPES = "prototypes/"  # begins the names of tensors that hold a part of a bank's numbers
 BYTE_KINDS = ("prototypes", "weights", "scalars", "framing")
 VERSION = 1
 HEADER = 2**24  # bytes a header may have
@@ -144,7 +145,8 @@ def _kind(key: str) -> str:
     """To which of `BYTE_KINDS` the bytes of an entry belong."""
     if key.startswith(("weight:", "model:")):
         return "weights"
-    return "prototypes" if key.startswith("bank:") and key.endswith(":means") else "scalars"
+    whole_rows = key.startswith("bank:") and key.endswith(":means")
+    return "prototypes" if whole_rows or key.startswith(f"tensor:{PROTOTYPES}") else "scalars"
 
 
 def _bank_shapes(header: Mapping[str, Any]) -> dict[str, list[int]]:

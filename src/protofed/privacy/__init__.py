@@ -1,0 +1,1 @@
+"""Privacy: what leaves a site, what it costs, and what it gives away."""
