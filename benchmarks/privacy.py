@@ -2,7 +2,8 @@
 
 Fashion-MNIST, 500 clients with three classes and twelve samples of each, 15 rounds, the privacy of a client. Noise at the
 server (`central`) and at the clients (`local`). Each run that finishes is a line of the file; the script may be stopped,
-and goes on with what is missing. `--table` writes the table in docs/differential-privacy.md and the figure beside it, from the file.
+and goes on with what is missing. `--table` writes the table of docs/differential-privacy.md and the figure beside it,
+from the file.
 
 The clips were set before any of these runs, from norms of prototypes that three rounds with another seed gave on
 training samples; nothing was tuned on test samples.
