@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedproto": ("clip=4", {}),
     "fedsap": ("clip=6", {}),
     "fedpagr": ("clip=1", {}),
-    "protofssl": ("clip=1&update=1", {"labels": "client", "labels_per_class": 4}),
+    "protofssl": ("clip=1&update=1", {"labels": "client", "labels_per_class": 4, "metric": "mean"}),
 }
 EPSILONS = (math.inf, 8.0, 4.0, 2.0, 1.0)
 LOCAL = (8.0, 1.0)  # with noise at the clients there is little between them
@@ -107,9 +107,9 @@ def cell(rows: list[dict[str, Any]], key: str, scale: float = 100.0, digits: int
 def table(rows: list[dict[str, Any]]) -> str:
     """The table as Markdown."""
     lines = [
-        "| method | ε | noise at the server: prototype | head | noise at the clients: prototype | head | membership AUC "
-        "| inversion nearer to own |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| method | ε | noise at the server: prototype | head | noise at the clients: prototype | head | classes held, AUC "
+        "| membership, AUC | inversion nearer to own |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for method in METHODS:
         for epsilon in EPSILONS:
@@ -122,13 +122,13 @@ def table(rows: list[dict[str, Any]]) -> str:
             ]
             audits = [
                 cell(rows, key, 1.0, 2, method=method, epsilon=given, placement=places[1])
-                for key in ("auc", "own_nearer")
+                for key in ("class_auc", "auc", "own_nearer")
             ]
             lines.append(
                 f"| {method} | {'∞' if given is None else f'{epsilon:g}'} | {' | '.join([*accuracies, *audits])} |"
             )
     local = [cell(rows, key, method="local") for key in ("accuracy_prototype", "accuracy_head")]
-    lines.append(f"| Local | nothing leaves | {' | '.join(local)} | {' | '.join(local)} | – | – |")
+    lines.append(f"| Local | nothing leaves | {' | '.join(local)} | {' | '.join(local)} | – | – | – |")
     return "\n".join(lines)
 
 
