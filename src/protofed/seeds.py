@@ -15,7 +15,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from scipy.special import ndtri
 from torch import Tensor
 
 
@@ -89,4 +88,4 @@ class SystemNormals:
         """Draws of a shape, in float64."""
         words = np.frombuffer(os.urandom(8 * int(np.prod(shape, dtype=np.int64))), dtype=np.uint64)
         uniform = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        return torch.from_numpy(ndtri(uniform)).reshape(shape)
+        return torch.special.ndtri(torch.from_numpy(uniform)).reshape(shape)
