@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedproto": ("clip=4", {}),
     "fedsap": ("clip=6", {}),
     "fedpagr": ("clip=1", {}),
-    "protofssl": ("clip=1&update=1", {"labels": "client", "labels_per_class": 4, "metric": "mean"}),
+    "protofssl": ("clip=1&update=1", {"labels": "client", "labels_per_class": 4, "metric": "mean", "helpers": 50}),
 }
 EPSILONS = (math.inf, 8.0, 4.0, 2.0, 1.0)
 LOCAL = (8.0, 1.0)  # with noise at the clients there is little between them
