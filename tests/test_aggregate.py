@@ -76,7 +76,7 @@ def median_rule(rows: list[list[float]], counts: list[float]) -> list[float]:
 
 def trimmed_rule(trim: float) -> Callable[[list[list[float]], list[float]], list[float]]:
     def rule(rows: list[list[float]], counts: list[float]) -> list[float]:
-        cut = min(math.ceil(trim * len(rows) - 1e-9), (len(rows) - 1) // 2)
+        cut = min(math.ceil(trim * N - 1e-9), (len(rows) - 1) // 2)
         kept = [sorted(column)[cut : len(rows) - cut] for column in zip(*rows, strict=True)]
         return [sum(column) / len(column) for column in kept]
 
@@ -86,7 +86,7 @@ def trimmed_rule(trim: float) -> Callable[[list[list[float]], list[float]], list
 def scores_of_krum(rows: list[list[float]], attackers: float) -> list[float]:
     """Krum's scores by brute force: over every set of n - f - 2 others the least sum of squared distances."""
     n = len(rows)
-    near = max(1, n - math.ceil(attackers * n - 1e-9) - 2)
+    near = max(1, n - max(0, min(math.ceil(attackers * N - 1e-9), (n - 3) // 2)) - 2)
     scores = []
     for i in range(n):
         away = [sum((a - b) ** 2 for a, b in zip(rows[i], rows[j], strict=True)) for j in range(n) if j != i]
@@ -100,7 +100,7 @@ def krum_rule(rows: list[list[float]], counts: list[float]) -> list[float]:
 
 
 def multi_krum_rule(rows: list[list[float]], counts: list[float]) -> list[float]:
-    scores, taken = scores_of_krum(rows, 0.2), max(1, len(rows) - math.ceil(0.2 * len(rows) - 1e-9))
+    scores, taken = scores_of_krum(rows, 0.2), len(rows) - min(math.ceil(0.2 * N - 1e-9), (len(rows) - 1) // 2)
     last = sorted(scores)[taken - 1]
     return mean_rule([row for row, score in zip(rows, scores, strict=True) if score <= last + 1e-12], counts)
 
@@ -320,6 +320,16 @@ def test_of_two_holders_the_shorter_one_is_taken(seed):
     )
     alone = one_class([[3.0, 4.0]])
     assert torch.equal(aggregate.shorter_of_two(alone, alone[0]).means, alone.means[0])
+
+
+def test_all_attackers_may_hold_one_class():
+    """4 of 20 clients lie, and all 4 are among the 10 that hold a class: 0.2 of its holders would be 2."""
+    means = torch.randn(20, 1, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    means[:4] = 1e3
+    counts = torch.zeros(20, 1, dtype=torch.float64)
+    counts[:10] = 1
+    for rule in (lambda b: aggregate.trimmed_mean(b, 0.2), aggregate.krum, aggregate.multi_krum):
+        assert float(rule(PrototypeBank(means, counts)).means.abs().max()) < 5
 
 
 def test_few_holders_are_protected():

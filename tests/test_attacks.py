@@ -262,6 +262,14 @@ def test_figures_are_those_of_the_honest_clients(tmp_path):
     assert read.settings.general.attack == settings["attack"] and read.summary["attackers"] == who
 
 
+def test_a_table_says_that_its_figures_are_those_of_the_honest_clients(tmp_path):
+    settings = given_to("fedproto", attack="random?share=0.4", seeds=2, jobs=1)
+    pf.compare(["fedproto", "fedavg"], local=False, out=tmp_path / "c", **settings)
+    table = (tmp_path / "c" / "table.md").read_text()
+    for method in ("fedproto", "fedavg"):
+        assert f"attacked: {method}, 2 of 5 clients are attackers; figures are those of the others" in table
+
+
 def test_a_run_without_attackers_has_nothing_to_say_of_them():
     result = pf.run("fedproto", **given_to("fedproto"))
     assert "attackers" not in result.summary and "attack_success" not in result.summary["last_five"]

@@ -6,6 +6,7 @@ its counts are the sums of the clients' counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -326,14 +327,14 @@ def median(banks: PrototypeBank) -> PrototypeBank:
 
 
 def trimmed_mean(banks: PrototypeBank, trim: float = 0.1) -> PrototypeBank:
-    """The mean of each coordinate without the ⌈trim · holders⌉ smallest and as many largest values of each class.
+    """The mean of each coordinate without the ⌈trim · N⌉ smallest and as many largest values of each class.
 
-    Rounding up protects classes of few holders too: one of four clients is a quarter of them. At least one value of an
-    odd number of holders, and two of an even number, always remain, so of two holders it is the mean.
+    N is the number of all clients, because all that lie may be among the few that hold a class. At least one value of an
+    odd number of holders, and two of an even number, always remain; a class of two has the mean.
 
     Args:
         banks: a stack of the clients' banks `[N, C, d]`.
-        trim: the share that is left out at each end, below 0.5.
+        trim: the share of the clients that is left out at each end, below 0.5.
 
     Returns:
         one bank.
@@ -344,7 +345,7 @@ def trimmed_mean(banks: PrototypeBank, trim: float = 0.1) -> PrototypeBank:
     if not 0 <= trim < 0.5:
         raise ValueError(f"trim={trim}: expected a share of at least 0 and below 0.5")
     ordered, holders = _sorted(banks)
-    cut = torch.minimum(_share_of(trim, holders), (holders - 1).clamp_min(0) // 2)
+    cut = _at_most(trim, banks, (holders - 1) // 2)
     rank = torch.arange(len(ordered), device=ordered.device)[:, None]
     middle = (rank >= cut) & (rank < holders - cut)  # [N, C]
     summed = torch.where(middle[..., None], ordered, 0.0).sum(0)
@@ -386,9 +387,10 @@ def geometric_median(banks: PrototypeBank, steps: int = 32) -> PrototypeBank:
 def krum(banks: PrototypeBank, attackers: float = 0.2) -> PrototypeBank:
     """The prototype that is nearest to its neighbours: Krum (Blanchard et al., NeurIPS 2017), for each class by itself.
 
-    Of n holders ⌈attackers · n⌉ = f are taken for attackers. A prototype's score is the sum of the squared distances
-    to its n − f − 2 nearest others, at least one, and the smallest score wins. Krum's guarantee needs n ≥ 2f + 3; with
-    fewer holders the nearest pair wins. Prototypes of the same score, as such a pair's, are averaged.
+    A prototype's score is the sum of the squared distances to its n − f − 2 nearest others, at least one, and the
+    smallest score wins. n is the number of the class's holders, and f the number of those that may lie: ⌈attackers · N⌉ of
+    all N clients, at most as many as Krum's guarantee allows for, n ≥ 2f + 3. Prototypes of the same score, as the
+    nearest two of three have, are averaged.
 
     Args:
         banks: a stack of the clients' banks `[N, C, d]`.
@@ -407,8 +409,8 @@ def krum(banks: PrototypeBank, attackers: float = 0.2) -> PrototypeBank:
 def multi_krum(banks: PrototypeBank, attackers: float = 0.2) -> PrototypeBank:
     """The mean of the n − f prototypes with the smallest scores of Krum, for each class by itself.
 
-    n is the number of the class's holders and f = ⌈attackers · n⌉; at least one prototype is taken, and all that have
-    the same score as the last one.
+    n is the number of the class's holders, and f that of those that are left out: ⌈attackers · N⌉ of all N clients, but
+    fewer than half of the holders. All prototypes with the same score as the last one are taken.
 
     Args:
         banks: a stack of the clients' banks `[N, C, d]`.
@@ -474,9 +476,10 @@ def shorter_of_two(banks: PrototypeBank, reduced: PrototypeBank) -> PrototypeBan
     return PrototypeBank(torch.where(two[:, None], shorter.means, reduced.means), reduced.counts)
 
 
-def _share_of(share: float, holders: Tensor) -> Tensor:
-    """⌈share · holders⌉; 0.28 · 100 must not rise to 29 because the product lies just above 28."""
-    return (share * holders.double() - 1e-9).ceil().long()
+def _at_most(share: float, banks: PrototypeBank, most: Tensor) -> Tensor:
+    """⌈share · N⌉ of a stack's N banks, at least 0 and at most `most`, for each class."""
+    number = math.ceil(share * len(banks.counts) - 1e-9)  # 0.28 · 100 must not rise to 29
+    return most.clamp(0, number)
 
 
 def _lower_median(values: Tensor, known: Tensor) -> Tensor:
@@ -487,7 +490,7 @@ def _lower_median(values: Tensor, known: Tensor) -> Tensor:
 
 
 def _krum_scores(banks: PrototypeBank, attackers: float) -> tuple[Tensor, Tensor]:
-    """Krum's score of each prototype `[N, C]`, infinite where there is none, and n − f, at least one, of each class."""
+    """Krum's score of each prototype `[N, C]`, infinite where there is none, and how many of a class are taken."""
     if not 0 <= attackers < 0.5:
         raise ValueError(f"attackers={attackers}: expected a share of at least 0 and below 0.5")
     known, holders = banks.known, banks.known.sum(0)
@@ -495,11 +498,12 @@ def _krum_scores(banks: PrototypeBank, attackers: float) -> tuple[Tensor, Tensor
     squares = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist") ** 2
     others = known.T[:, :, None] & known.T[:, None, :] & ~torch.eye(len(known), dtype=torch.bool, device=known.device)
     nearest = torch.where(others, squares, float("inf")).sort(dim=-1).values
-    lying = _share_of(attackers, holders)
-    neighbours = torch.minimum((holders - lying - 2).clamp_min(1), holders - 1)
+    neighbours = (holders - _at_most(attackers, banks, (holders - 3) // 2) - 2).clamp_min(1)
+    neighbours = torch.minimum(neighbours, holders - 1)
     near = torch.arange(len(known), device=known.device) < neighbours[:, None, None]
     score = torch.where(near, nearest, 0.0).sum(-1).T
-    return torch.where(known, score, float("inf")), (holders - lying).clamp_min(1)
+    taken = (holders - _at_most(attackers, banks, (holders - 1) // 2)).clamp_min(1)
+    return torch.where(known, score, float("inf")), taken
 
 
 def _mean_of(banks: PrototypeBank, chosen: Tensor) -> PrototypeBank:

@@ -72,7 +72,7 @@ class Median(Robust):
 @Reduce.registry.register("trimmed")
 @dataclass(frozen=True)
 class Trimmed(Robust):
-    """The mean of each coordinate without the `share` smallest and as many largest values, rounded up."""
+    """The mean of each coordinate without as many smallest and largest values as `share` of all clients."""
 
     share: float = 0.1
 

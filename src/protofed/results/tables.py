@@ -376,8 +376,13 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
 
 
 def losses_of(rows: Sequence[Row]) -> list[str]:
-    """The lines of what was lost: runs that failed and why, client rounds that were dropped, and states that were."""
-    return [line for row in rows for line in (*_failure_lines(row), _dropped_line(row), *_round_lines(row)) if line]
+    """The lines of what was lost: runs that failed and why, client rounds and states that were dropped, and attackers."""
+    return [
+        line
+        for row in rows
+        for line in (*_failure_lines(row), _dropped_line(row), *_round_lines(row), _attacked_line(row))
+        if line
+    ]
 
 
 def privacy_text(guarantee: Mapping[str, Any]) -> str:
@@ -409,6 +414,15 @@ def _failure_lines(row: Row) -> list[str]:
         seeds = [str(seed) for seed, why in sorted(reasons.items()) if why == reason]
         lines.append(f"failed: {row.label}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}: {reason}")
     return lines
+
+
+def _attacked_line(row: Row) -> str:
+    """How many clients of a run attacked; the attackers of other seeds are others."""
+    attacked = [run for run in row.runs if run.get("attackers")]
+    if not attacked:
+        return ""
+    number, clients = len(attacked[0]["attackers"]), attacked[0]["clients"]
+    return f"attacked: {row.title}, {number} of {clients} clients are attackers; figures are those of the others"
 
 
 def _dropped_line(row: Row) -> str:
