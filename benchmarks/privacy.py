@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedproto": ("clip=4", {}),
     "fedsap": ("clip=6", {}),
     "fedpagr": ("clip=1", {}),
-    "protofssl": ("clip=1&update=1", {"labels": "client", "labels_per_class": 4, "metric": "mean", "helpers": 50}),
+    "protofssl": ("clip=1&update=1", {"labels": "client", "labels_per_class": 4, "helpers": 50}),
 }
 EPSILONS = (math.inf, 8.0, 4.0, 2.0, 1.0)
 LOCAL = (8.0, 1.0)  # with noise at the clients there is little between them
@@ -141,12 +141,13 @@ def figure(rows: list[dict[str, Any]], file: Path) -> None:
         panels, ("central", "local"), ("noise at the server", "noise at the clients"), strict=True
     ):
         for method in METHODS:
-            points = []
-            for epsilon in EPSILONS:
+            points: dict[int, float] = {}
+            for position, epsilon in enumerate(EPSILONS):
                 given, place = (None, "none") if math.isinf(epsilon) else (epsilon, placement)
                 found = values(rows, "accuracy_prototype", method=method, epsilon=given, placement=place)
-                points.append(100 * sum(found) / len(found) if found else math.nan)
-            panel.plot(positions, points, marker="o", label=method)
+                if found:
+                    points[position] = 100 * sum(found) / len(found)
+            panel.plot(list(points), list(points.values()), marker="o", label=method)
         local = values(rows, "accuracy_prototype", method="local")
         if local:
             panel.axhline(100 * sum(local) / len(local), color="grey", linestyle="--", label="Local")
