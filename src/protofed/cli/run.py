@@ -55,7 +55,8 @@ def print_result(result: Result) -> None:
     console.print(summary_table(result.summary))
     name = result.settings.method.name
     for note in losses_of([Row(name, name, {}, [result.summary])]):
-        console.print(f"{note}; rounds.jsonl says who and why", soft_wrap=True, markup=False)
+        where = "summary.json says who" if note.startswith("attacked") else "rounds.jsonl says who and why"
+        console.print(f"{note}; {where}", soft_wrap=True, markup=False)
     console.print(f"run folder: {result.folder}", soft_wrap=True)
     if result.failure:
         raise typer.Exit(1)
