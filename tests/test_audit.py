@@ -389,6 +389,7 @@ def test_a_method_that_sends_weights_alone(tmp_path):
 def test_bad_input_is_one_line(call, run, tmp_path):
     pf.run("local", out=tmp_path / "alone", **{**DIGITS, "rounds": 1})
     pf.run("fedproto", out=tmp_path / "memory", **{**SMALL, "data": blobs(), "rounds": 1})
+    pf.run("fedproto", out=tmp_path / "sums", **{**DIGITS, "rounds": 1, "secure": "sums"})
     shutil.copytree(run, tmp_path / "empty")
     shutil.rmtree(tmp_path / "empty" / "checkpoint")
     (tmp_path / "file").touch()
@@ -398,6 +399,7 @@ def test_bad_input_is_one_line(call, run, tmp_path):
         (["empty"], "empty: it has no checkpoint"),
         (["alone"], "clients of local send nothing"),
         (["memory"], "this run's data was given in Python"),
+        (["sums"], "uploads were summed securely"),
         ([run, "--clients", "client 9"], "unknown client 'client 9'"),
         ([run, "--clients", "0"], "at least one client"),
         ([run, "--clients", ","], "a number of clients, or their names"),
