@@ -3,7 +3,8 @@
 Every method that exchanges something is run on digits, over several partitions, cohorts, mixes of architectures and
 learning rates. For each upload of each round the guard computes how many times as large its norm is as that of the
 others (their median, or what the client was sent). The table has the largest such ratio of each case, by what it is a
-norm of; `first` is that of the first round alone. Nothing is refused in these runs.
+norm of; `first` is that of the first round alone. Nothing is refused in these runs. FedMatch, which diverges with the
+default learning rate, is run with 0.002, and not in the case of a larger one.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ def main(files: list[str]) -> None:
         for case, given in CASES.items():
             labels = {"labels": "server", "server_labels": 100} if trains else {}
             slower = {"lr": 0.002} if method.startswith("fedmatch") else {}  # its loss is multiplied by λ_s = 10
+            if slower and "lr" in given:
+                continue  # it diverges there, and the guard refuses what it sends
             try:
                 result = ratios(method, {**given, **labels, **slower})
             except ProtofedError as error:
