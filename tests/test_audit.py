@@ -281,6 +281,7 @@ def test_the_command_writes_a_page_and_numbers_and_nothing_else(call, run):
     ):
         assert sentence in page and sentence in out
     assert "http://" not in page and "https://" not in page and "<script" not in page
+    assert "shows true samples" in page and "shows true samples" in out
     pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     inverted = sum(len(c["inversions"]) for c in audited["sent"]["clients"])
     assert len(pictures) == 4 * inverted > 0
@@ -383,6 +384,7 @@ def test_a_method_that_sends_weights_alone(tmp_path):
     assert (
         "no class is named" in told["What the message says"][0] and "weights travel" in told["What the message says"][2]
     )
+    assert "shows true samples" not in (tmp_path / "r" / "audit" / "index.html").read_text()
     assert "No inversion was tried" in told["What the samples look like"][0]
 
 

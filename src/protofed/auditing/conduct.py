@@ -91,6 +91,11 @@ class RunAudit:
         """The settings that change what leaves a client; empty where nothing does."""
         return ", ".join(f"{k}={v}" for k, v in self.settings.items() if k.partition(".")[0] in PROTECTING)
 
+    @property
+    def shows_samples(self) -> bool:
+        """Whether the page shows true samples of the clients, beside what was computed from prototypes."""
+        return any(client.inversions for client in self.sent.clients)
+
     def numbers(self) -> dict[str, Any]:
         """The main numbers in one flat row, for tables over several runs.
 

@@ -18,6 +18,10 @@ from .conduct import ClientFindings, Findings, RunAudit
 from .inversion import Inversion
 from .membership import SCORES, strongest
 
+WARNING = (
+    '<section class="warning"><p><strong>This page shows true samples of the audited clients.</strong> Keep it where these '
+    "samples may be kept. The file audit.json beside it has the numbers without samples.</p></section>"
+)
 MOST_FEATURES = 8  # rows of the table that stands for a picture where samples are no images
 
 
@@ -32,7 +36,8 @@ def render(runs: Sequence[RunAudit]) -> str:
     """
     files = resources.files("protofed")
     names = ", ".join(run.run for run in runs)
-    body = [_side_by_side(runs)] if len(runs) > 1 else []
+    body = [WARNING] if any(run.shows_samples for run in runs) else []
+    body += [_side_by_side(runs)] if len(runs) > 1 else []
     for run in runs:
         body += [_summary(run), _numbers(run), *(_client(run, client) for client in run.sent.clients)]
     return Template(files.joinpath("auditing/audit.html").read_text(encoding="utf-8")).substitute(

@@ -43,5 +43,6 @@ def audit(
     page = result.folder / "index.html"
     if open_:
         webbrowser.open(page.resolve().as_uri())
-    console.print(f"page: {page} (it shows true samples of the clients)", soft_wrap=True, markup=False)
+    note = " (it shows true samples of the clients)" if any(run.shows_samples for run in result.runs) else ""
+    console.print(f"page: {page}{note}", soft_wrap=True, markup=False)
     console.print(f"numbers: {result.folder / 'audit.json'}", soft_wrap=True, markup=False)
