@@ -70,6 +70,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         result = pf.run(case["method"], **{**SETTING, **more}, seed=case["seed"], privacy=privacy, out=out)
+        lost = result.summary["dropped_clients"]
+        if result.failure or lost:
+            raise RuntimeError(f"{case}: {result.failure or f'{lost} client rounds were dropped'}")
         figures = {k: v for k, v in result.summary["last_five"].items() if k in ("accuracy_head", "accuracy_prototype")}
         found = {**case, **figures, "privacy": result.summary.get("privacy"), "seconds": result.summary["seconds"]}
         if case["method"] != "local" and case["placement"] != "central":

@@ -157,7 +157,7 @@ def test_the_server_accepts_what_keeps_its_bound_and_refuses_the_rest(rows, clip
     sent = {"w": torch.zeros(4)}
     upload = Bundle(bank_of(z, y), weights={"w": torch.full((4,), 3.0)}, scalars={"samples": 4.0})
     left = mechanism.leave(upload, departure(Trained(z, y), weights=sent))
-    assert mechanism.restore(left, "client 1", Bundle(weights=sent)) is left
+    mechanism.inspect(left, "client 1", Bundle(weights=sent), Mean())
     bank = left.bank
     for lie in (
         replace(left, bank=replace(bank, counts=bank.counts * 1e9)),
@@ -166,7 +166,7 @@ def test_the_server_accepts_what_keeps_its_bound_and_refuses_the_rest(rows, clip
         replace(left, weights={"w": torch.full((4,), 1e30)}),
     ):
         with pytest.raises(WireError, match=r"client 1.*exceeds the bound"):
-            mechanism.restore(lie, "client 1", Bundle(weights=sent))
+            mechanism.inspect(lie, "client 1", Bundle(weights=sent), Mean())
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------
@@ -352,8 +352,11 @@ def test_a_budget_that_not_even_one_round_fits_is_refused():
         build(resolve("fedproto", given_to("fedproto", privacy="client?noise=0.5&epsilon=1")))
 
 
-@pytest.mark.parametrize("method", ["fedapa", "fedtgp", "protofssl"])
-def test_methods_that_need_each_upload_run_with_noise_at_the_clients(method):
-    privacy = "client?noise=0.1&placement=local"
+@pytest.mark.parametrize(
+    ("method", "placement"),
+    [("fedapa", "local"), ("fedtgp", "local"), ("protofssl", "local"), ("protofssl", "central")],
+)
+def test_methods_that_need_each_upload_run_with_noise_at_the_clients(method, placement):
+    privacy = f"client?noise=10&placement={placement}"
     _, _, records = finish(resolve(method, given_to(method, privacy=privacy)), LOOP)
     assert all(math.isfinite(r.measures["epsilon"]) and not r.dropped for r in records)

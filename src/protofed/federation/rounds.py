@@ -355,8 +355,11 @@ class Federation:
                 if isinstance(content, wire.WireError):
                     raise content
                 if self.filters:
-                    content = restored(self.filters, content, source, self.sent(client))
+                    sent = self.sent(client)
+                    content = restored(self.filters, content, source, sent)
                     self.expected[architecture].check(content, source)
+                    for filter in self.filters:
+                        filter.inspect(content, source, sent, self.rule)
                 upload = as_upload(client, content, architecture if self.mixed else None)
                 if self.guard is not None:
                     self.guard.check_claims(upload, source)

@@ -112,6 +112,19 @@ class Filter:
         """
         return upload
 
+    def inspect(self, upload: Bundle, source: str, sent: Bundle, rule: Reduce) -> None:
+        """Refuse a restored upload that does not keep to what the filter does at honest clients.
+
+        Args:
+            upload: the upload, restored.
+            source: the sender's name, for errors.
+            sent: what the server sent to this client at the start of the round.
+            rule: how uploads are reduced.
+
+        Raises:
+            WireError: the client is dropped with this reason.
+        """
+
     def total(self, sums: Sums, arrival: Arrival) -> Sums:
         """Change at the server what the uploads add up to, before the rule makes the result of it.
 

@@ -165,22 +165,24 @@ class Privacy(Filter):
             bounded = {name: self._with_noise(v, self.update, departure.normals) for name, v in bounded.items()}
         return {name: value.to(weights[name].dtype) for name, value in bounded.items()}
 
-    def restore(self, upload: Bundle, source: str, sent: Bundle) -> Bundle:
-        """Refuse what exceeds its bound: a client that does not keep to it would count for more than others."""
+    def inspect(self, upload: Bundle, source: str, sent: Bundle, rule: Reduce) -> None:
+        """Refuse what exceeds its bound: a client that does not keep to it would count for more than others.
+
+        What carries its client's noise has no bound that can be checked.
+        """
         if self.placement == "local":
-            return upload
+            return
         slack = 1 + 1e-4  # for rounding in single precision
-        for name, bank in upload.all_banks().items():
+        for name, bank in upload.all_banks().items() if "bank" in rule.summed else ():
             norms, counts = bank.means.double().norm(dim=-1), bank.counts.double()
             if bool((norms > slack * self.clip).any()) or not self.is_bounded(norms / self.clip, counts / slack):
                 raise WireError(f"{source}: bank {name!r} exceeds the bound of privacy={self.name}")
-        if upload.weights and upload.weights.keys() == sent.weights.keys():
+        if upload.weights and "weights" in rule.summed and upload.weights.keys() == sent.weights.keys():
             norm = torch.stack(
                 [(v.double() - sent.weights[n].double()).norm() for n, v in upload.weights.items()]
             ).norm()
             if not float(norm) <= slack * self.update:
                 raise WireError(f"{source}: the change of its weights exceeds the bound of privacy={self.name}")
-        return upload
 
     def is_bounded(self, norms: Tensor, counts: Tensor) -> bool:
         """Whether prototypes of these norms, in units of the clip, and counts are a contribution that keeps its bound."""
