@@ -1,4 +1,4 @@
-# make run: the first comparison.  make test: all tests.  Each makes the environment it needs, in .venv.
+# make run: when averaging and when prototypes help.  make test: all tests.  Each makes the environment it needs, in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 $(TOOLS): $(READY)
-	$(PIP) -e ".[dev,hub,text,csi,track,deploy,privacy]"
+	$(PIP) -e ".[dev,hub,tables,text,csi,track,deploy,privacy,export,serial]"
 	@touch $@
 
 $(DOCS): $(READY)
@@ -37,7 +37,7 @@ $(BROWSER): $(READY)
 	@touch $@
 
 run: $(READY)
-	$(BIN)/protofed compare fedproto fedsap fedavg --config digits --seeds 3
+	$(BIN)/protofed demo
 
 check: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not browser"

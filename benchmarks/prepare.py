@@ -1,5 +1,7 @@
 """Turn a folder of research data into the files the measured tables use: `python benchmarks/prepare.py FOLDER data`.
 
+Files named after it are left out (`… data cifar10.npz`).
+
 FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 and CIFAR-100 (class-balanced parts), Tiny ImageNet
 (64 × 64), Wi-Fi crowd counting (Wi-CaL, 420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30
 subcarriers × 200 packets).
@@ -12,6 +14,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+
+from protofed.data.csi.signal import Summary
 
 
 def cifar10(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -61,21 +65,34 @@ def csi_activity(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         "y_test": d["y"][test],
         "group_test": clients[test],
         "class_names": d["activities"],
+        "axes": np.array(["antennas", "subcarriers", "time"]),
     }
 
 
-def main(source: Path, target: Path) -> None:
+def csi_activity_summary(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same windows as 270 features: mean, deviation and mean change in time of each antenna and subcarrier."""
+    arrays = csi_activity(d)
+    del arrays["axes"]
+    for part in ("x_train", "x_test"):
+        windows = arrays[part].astype(np.float64).swapaxes(2, 3)
+        arrays[part] = np.stack([Summary().on(window, 1.0).ravel() for window in windows]).astype(np.float32)
+    return arrays
+
+
+def main(source: Path, target: Path, *skipped: str) -> None:
     spec = importlib.util.spec_from_file_location("load", source / "load.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     target.mkdir(parents=True, exist_ok=True)
-    for prepare in (cifar10, cifar100, tiny_imagenet, csi_crowd, csi_activity):
+    for prepare in (cifar10, cifar100, tiny_imagenet, csi_crowd, csi_activity, csi_activity_summary):
         file = target / f"{prepare.__name__.replace('_', '-')}.npz"
-        arrays = prepare(module.load(prepare.__name__))
+        if file.name in skipped:
+            continue
+        arrays = prepare(module.load(prepare.__name__.removesuffix("_summary")))
         np.savez_compressed(file, **arrays)
         print(file, {key: value.shape for key, value in arrays.items()})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

@@ -19,7 +19,7 @@ from protofed.deploy.node import Node
 from protofed.deploy.serve import serve
 from protofed.deploy.trial import try_out
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build, load_result, prepare_data
+from protofed.experiment.run import build, load, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.models.base import Output
 from protofed.parts import Batch
@@ -258,7 +258,7 @@ def test_figures_are_those_of_the_honest_clients(tmp_path):
         assert figure["accuracy_prototype"] == pytest.approx(mean(a for a in accuracies if a is not None))
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
     assert all(len(row["participants"]) == 5 for row in rounds)
-    read = load_result(tmp_path / "run", settings["data"])
+    read = load(tmp_path / "run", data=settings["data"])
     assert read.settings.general.attack == settings["attack"] and read.summary["attackers"] == who
 
 
@@ -366,5 +366,5 @@ def test_runs_between_sites_refuse_attacks(tmp_path, monkeypatch):
     asked = {"method": "fedproto", "rounds": 1, "clients": 1, "models": [node.model], "attack": "random"}
     header = {"settings": asked, "cards": [node.card().to_json()], "client": 0, "classes": [], "num_classes": 4}
     with pytest.raises(ProtofedError, match="attacks are for simulations"):
-        node._build(header)
-    assert node._build({**header, "settings": {**asked, "attack": ""}}).client == 0
+        node._build(header, tmp_path)
+    assert node._build({**header, "settings": {**asked, "attack": ""}}, tmp_path)[0].client == 0

@@ -38,11 +38,13 @@ def test_run_writes_a_complete_folder(call, tmp_path):
     assert "round 2/2" in out and "run folder: here" in out
     names = {p.name for p in (tmp_path / "here").iterdir()}
     files = ".lock run.json "
-    files += "settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint snapshots"
+    files += (
+        "settings.toml metrics.jsonl rounds.jsonl clients.jsonl confusion.json summary.json checkpoint snapshots models"
+    )
     assert names == set(files.split())
     rows = [json.loads(line) for line in (tmp_path / "here/metrics.jsonl").read_text().splitlines()]
     wanted = "round accuracy silhouette loss bytes_up bytes_down seconds dropped_clients"
-    measures = "accuracy_{0} accuracy_{0}_std weighted_{0} f1_{0}"
+    measures = "accuracy_{0} accuracy_{0}_std weighted_{0} f1_{0} worst_{0} decile_{0} balanced_{0} auroc_{0} ece_{0}"
     assert [r["round"] for r in rows] == [1, 2]
     assert rows[0].keys() == {*wanted.split(), *measures.format("head").split(), *measures.format("prototype").split()}
 
@@ -170,7 +172,7 @@ BAD = {
     "missing array": (["run", "fedsap", "data=noarray.npz"], ["y_train"]),
     "not an npz": (["run", "fedsap", "data=text.npz"], ["text.npz"]),
     "labels outside the range": (["run", "fedsap", "data=negative.npz"], ["labels", "-1"]),
-    "float labels": (["run", "fedsap", "data=float.npz"], ["integer labels"]),
+    "float labels": (["run", "fedsap", "data=float.npz"], ["y_train", "regression"]),
     "NaN samples": (["run", "fedsap", "data=nan.npz"], ["NaN"]),
     "too many classes a client": (["run", "fedsap", "way=30"], ["way", "10"]),
     "shot larger than the data": (["run", "fedsap", "shot=5000"], ["shot", "5000"]),

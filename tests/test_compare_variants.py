@@ -356,12 +356,12 @@ def test_progress_of_a_method_without_a_head(monkeypatch):
     module = importlib.import_module("protofed.experiment.cells")
     run = module.run
 
-    def without_head(settings, out, watch):
+    def without_head(settings, out, watch, until):
         def told(record, rounds):
             record.metrics = {"accuracy": record.metrics["accuracy_head"]}
             watch(record, rounds)
 
-        return run(settings, out=out, watch=told)
+        return run(settings, out=out, watch=told, until=until)
 
     seen: list[Progress] = []
     plain = pf.compare("fedavg", local=False, seeds=1, jobs=1, watch=seen.append, data=blobs(), **SMALL)

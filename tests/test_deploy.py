@@ -128,11 +128,36 @@ def test_a_site_keeps_what_the_run_gave_it(method, nodes, tmp_path):
     serve(method, KEYS, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK)
     for name in NAMES:
         place = run_of(tmp_path / name)
-        assert {"model.safetensors", "prototypes.safetensors", "README.md", "begin.json"} <= {
+        assert {"model.safetensors", "prototypes.safetensors", "classifier.safetensors", "README.md", "begin.json"} <= {
             file.name for file in place.iterdir()
         }
         assert "after round 4" in (place / "README.md").read_text()
         assert len(list(place.glob("round-*.safetensors"))) <= 3  # those that a resumed server may go back to
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedavg"])
+def test_a_site_ends_with_a_classifier(method, tmp_path, call):
+    def own(which):  # without a test part, so that rows are held out, and in a scale that must be undone
+        x, names = part(which).x_train * 7 + 100, ("ash", "beech", "cedar", "fir")
+        return replace(part(which), x_train=x, x_test=None, y_test=None, class_names=names).standardised()
+
+    sites = {name: Node(name, tmp_path / name, own(k), MODELS[k]) for k, name in enumerate(NAMES)}
+    serve(method, KEYS, LocalTransport(sites), NAMES, tmp_path / "run", limits=QUICK)
+    row = json.loads((tmp_path / "run" / "clients.jsonl").read_text().splitlines()[-1])
+    for k, name in enumerate(NAMES):
+        place = run_of(tmp_path / name)
+        site, _, _ = sites[name].runs[place.name]
+        mean, std = site.engine.data.scaling(k)
+        x, y = site.engine.data.clients[k].test.take()
+        np.savez(tmp_path / "new.npz", x=(x * std + mean).numpy(), y=y.numpy())
+        right = f"{row['accuracy_head'][k]:.1%} right"
+        code, out, _ = call("predict", place, tmp_path / "new.npz", "--by", "head", "--client", name)
+        assert code == 0 and f"{len(y)} samples by {name} (head); {right}" in out
+        assert f"protofed predict {place} new.csv" in (place / "README.md").read_text()
+    code, _, err = call("predict", place, tmp_path / "new.npz", "--client", "north")
+    assert code == 2 and "unknown client 'north'. Known: west" in err
+    code, out, _ = call("export", place, "--out", tmp_path / "model.safetensors")
+    assert code == 0 and "the same bits as ours" in out and (tmp_path / "model.md").is_file()
 
 
 def test_other_data_is_refused_at_the_server_and_at_a_site(nodes, tmp_path):
@@ -190,8 +215,9 @@ def test_a_server_that_was_stopped_goes_on_with_the_same_bits(method, kept, node
     cut = serve(None, {}, LocalTransport(nodes()), NAMES, tmp_path / "cut", limits=QUICK)
     assert without_clock(cut.metrics) == without_clock(whole.metrics)
     for name in NAMES:
-        one, other = (run_of(tmp_path / name, run) / "model.safetensors" for run in ("whole", "cut"))
-        assert one.read_bytes() == other.read_bytes()
+        for file in ("model.safetensors", "classifier.safetensors"):
+            one, other = (run_of(tmp_path / name, run) / file for run in ("whole", "cut"))
+            assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.slow
@@ -454,11 +480,18 @@ def test_embeddings_of_samples_leave_only_where_the_policy_lets_them(nodes, tmp_
     assert set(np.load(file)["client"].tolist()) == {0}
 
 
+def test_measures_of_embeddings_leave_and_embeddings_do_not(nodes, tmp_path):
+    keys = {**KEYS, "embedding_measures": True}
+    summary = serve("fedproto", keys, LocalTransport(nodes()), NAMES, tmp_path / "run", limits=QUICK).summary
+    assert {"map", "auroc_head", "ece_prototype", "worst_head"} <= summary["last_five"].keys()
+    assert "pooled_map" not in summary["last_five"] and len(summary["per_client"]["map"]) == len(NAMES)
+
+
 def test_a_site_that_is_not_evaluated_has_its_model_too(nodes, tmp_path):
     transport = LocalTransport(nodes((Policy(measures=False), None, None)))
     serve("fedproto", KEYS, transport, NAMES, tmp_path / "run", limits=QUICK)
     files = {file.name for file in run_of(tmp_path / "north").iterdir()}
-    assert {"model.safetensors", "prototypes.safetensors", "README.md"} <= files
+    assert {"model.safetensors", "prototypes.safetensors", "classifier.safetensors", "README.md"} <= files
 
 
 def test_measures_leave_where_the_policy_lets_them(nodes, tmp_path):

@@ -92,8 +92,9 @@ def naive(federation, general, participants, variant, padding):
                 models[i] = pf.models.build("mlp", data.sample_shape, classes, embedding=5, hidden=[7])
                 models[i].load_state_dict(federation.setup.weights, strict=False)
             model = models[i]
-            q = personal_of(protos, i, classes, padding, variant)
-            everyone = [padded_of(protos, j, classes, padding) for j in protos] if variant != "global" else []
+            seen = {j: p for j, p in protos.items() if variant != "own" or j == i}
+            q = personal_of(seen, i, classes, padding, variant)
+            everyone = [padded_of(seen, j, classes, padding) for j in seen] if variant != "global" else []
             optimiser = torch.optim.SGD(model.parameters(), general.lr, momentum=general.momentum)
             x, y = data.clients[i].labelled.take()
             order = torch.randperm(len(y), generator=seeds.torch_stream(general.seed, "batches", i, t))
@@ -403,3 +404,47 @@ def test_caring_in_a_run():
     wire.decode(wire.encode(good), "client 3", expected)
     with pytest.raises(wire.WireError, match="client 3: sent no performance"):
         wire.decode(wire.encode(replace(good, scalars={"samples": 4.0})), "client 3", expected)
+
+
+# --- the control, and what the theory speaks of ---------------------------------------------------------------------------
+@pytest.mark.parametrize("engine", ["loop", "stack"])
+@pytest.mark.parametrize("participation", [1.0, 0.6])
+def test_the_control_is_fedapa_in_a_federation_of_one(engine, participation):
+    """With nothing exchanged a client contrasts with its own prototypes, twice: as Q_i and as all of P."""
+    settings, federation, records = finish(
+        "fedapa", **FAST, control="own", participation=participation, rounds=4, batch=7, lr=0.05, engine=engine
+    )
+    models, _ = naive(federation, settings.general, [r.participants for r in records], "own", "mean")
+    states = federation.engine.export()
+    for i, model in models.items():
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(states[i].weights[name], value, rtol=1e-3, atol=2e-5)
+    assert not any(sum((r.up + r.down).values()) for r in records)
+
+
+def test_movement_and_gradients_are_recorded():
+    _, _, records = finish("fedapa", **FAST, rounds=3, gradients=True, batch=1000, momentum=0.0, lr=0.1)
+    assert "client_movement" not in records[0].measures and records[0].measures["gradient_norm"] > 0
+    assert records[2].measures["personal_movement"] > 0 and records[2].measures["client_movement"] > 0
+    banks = []
+    for rounds in (2, 3):
+        _, part, _ = finish("fedapa", **FAST, rounds=rounds, batch=1000, momentum=0.0, lr=0.1)
+        banks.append(part.state.reported)
+    both = banks[0].known & banks[1].known
+    naive = [float((banks[1].means[i, c] - banks[0].means[i, c]).norm()) for i, c in both.nonzero().tolist()]
+    assert records[2].measures["client_movement"] == pytest.approx(sum(naive) / len(naive), rel=1e-4)
+    plain = finish("fedapa", **FAST, rounds=3)[2]
+    assert "gradient_norm" not in plain[0].measures
+
+
+@pytest.mark.parametrize("engine", ["loop", "stack", "workers"])
+def test_gradient_norms_are_those_of_the_steps(engine):
+    """One step of plain SGD a round: the update is the gradient times the learning rate."""
+    given = {"batch": 1000, "momentum": 0.0, "lr": 0.1, "rounds": 1, "gradients": True}
+    _, federation, [record] = finish("local", engine=engine, **given)
+    norms = []
+    for state in federation.engine.export().values():
+        start = federation.setup.weights
+        change = [(state.weights[k] - start[k]).flatten() / 0.1 for k in start]
+        norms.append(float(torch.cat(change).norm()))
+    assert record.measures["gradient_norm"] == pytest.approx(sum(norms) / len(norms), rel=1e-4)

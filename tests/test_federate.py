@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from protofed.data import Dataset, FederatedData, counts_table, draw_counts, federate
+from protofed.data import Dataset, FederatedData, counts_table, draw_counts, federate, load
 from protofed.data.partitions import IID, Dirichlet, Natural, NWay, Pathological
 from protofed.errors import ProtofedError
 from support.marks import slow_but
@@ -239,7 +239,7 @@ def test_a_client_none_of_whose_classes_is_tested_is_named() -> None:
     dataset = Dataset.from_arrays(
         x, np.repeat([0, 1], 4), x[:2], np.array([0, 0]), group_train=np.repeat([0, 1], 4), name="half"
     )
-    with pytest.raises(ProtofedError, match=r"half: the test part has no sample of client 1's classes \[1\]"):
+    with pytest.raises(ProtofedError, match="half: the test part has no sample of the classes of client 1: 1"):
         federate(dataset, Natural(), seed=0)
 
 
@@ -316,3 +316,18 @@ def test_table_says_what_it_leaves_out() -> None:
     assert "a block is about 2.0 classes" in text
     assert max(map(len, text.splitlines())) <= 100
     assert len([t for t in text.splitlines() if any(b in t for b in "░▒▓█")]) == 40
+
+
+def test_scope_all_scores_every_client_on_the_whole_test_set():
+    data = load("digits")
+    options = {"partition": "n-way", "clients": 4, "seed": 1}
+    own, whole = (federate(data, **options, scope=scope) for scope in ("own", "all"))
+    assert data.y_test is not None
+    for client, other in zip(own.clients, whole.clients, strict=True):
+        assert torch.equal(client.labelled.index, other.labelled.index)
+        assert client.classes[client.test.labels].all() and len(client.test) < len(other.test)
+        assert torch.equal(other.test.labels, data.y_test)
+    with pytest.raises(ProtofedError, match="scope='all' is for the central test set"):
+        federate(data, **options, scope="all", test="local")
+    with pytest.raises(ProtofedError, match="scope"):
+        federate(data, **options, scope="every")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from importlib import resources
 
@@ -61,11 +62,42 @@ def test_embedding_has_stars_and_three_panels_on_a_page(tmp_path):
     run = make_run(tmp_path / "r", snapshots=4)
     column = figures.plot_embedding(run)
     assert [axes.get_title(loc="left") for axes in column.axes] == ["round 8"]
+    assert [text.get_text() for text in column.legends[0].get_texts()] == ["cat", "dog", "fox"]
     dots, stars = column.axes[0].collections
     assert len(dots.get_offsets()) == 60 and len(stars.get_offsets()) == 2
     page = figures.plot_embedding(run, width="page")
     assert [axes.get_title(loc="left") for axes in page.axes] == ["round 2", "round 6", "round 8"]
     assert page.axes[0].get_xlim() == page.axes[2].get_xlim()
+
+
+@pytest.mark.parametrize("clients", [3, 40])
+def test_gains_are_drawn_for_few_sites_and_for_many(tmp_path, clients):
+    place = make_comparison(tmp_path / "c", seeds=2, clients=clients)
+    figure = figures.plot_gains(place, by="head")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedsap", "fedavg"]
+    if clients == 3:
+        drawn = [dots.get_offsets()[:, 0] for dots in figure.axes[0].collections]
+        assert sorted(t.get_text() for t in figure.axes[0].get_yticklabels()) == [f"client {c}" for c in range(3)]
+    else:
+        drawn = [line.get_ydata() for line in figure.axes[0].get_lines()[:2]]
+    np.testing.assert_allclose(drawn, [[5.0] * clients, [-10.0] * clients], atol=1e-6)
+
+
+def test_gains_and_bytes_that_are_not_there_are_one_line(tmp_path):
+    with pytest.raises(ProtofedError, match="no gain over Local by head is known"):
+        figures.plot_gains(make_run(tmp_path / "r"))
+    with pytest.raises(ProtofedError, match="expected one of prototype"):
+        figures.plot_bytes(make_run(tmp_path / "h", headless=True))
+    (line,) = figures.plot_bytes(tmp_path / "r").axes[0].get_lines()
+    np.testing.assert_allclose(line.get_xdata(), [256e-6 * r for r in (2, 4, 6, 8, 10)])
+
+
+def test_clients_have_their_names(tmp_path):
+    run = make_run(tmp_path / "r", clients=2)
+    summary = json.loads((run / "summary.json").read_text())
+    names = ["a long name of the northern clinic", "south"]
+    (run / "summary.json").write_text(json.dumps({**summary, "client_names": names}))
+    assert [t.get_text() for t in figures.plot_clients(run).axes[0].get_yticklabels()] == names
 
 
 def test_figures_show_themselves_in_a_notebook(tmp_path):
@@ -101,7 +133,7 @@ def test_files_of_every_kind_and_twice_the_same(tmp_path, kind, begin):
 def test_a_comparison_has_figures_of_each_first_seed(tmp_path):
     files = write_figures(make_comparison(tmp_path / "c", seeds=2), "svg", "page")
     names = [file.stem for file in files]
-    assert names[:3] == ["accuracy-head", "accuracy-prototype", "loss"]
+    assert names[:6] == ["gains-head", "gains-prototype", "accuracy-head", "accuracy-prototype", "loss", "bytes"]
     assert "clients-fedsap-seed1" in names and "clients-fedsap-seed2" not in names
 
 

@@ -8,7 +8,9 @@ from torch import nn
 
 import protofed as pf
 from protofed import methods, models, wire
+from protofed.data import Dataset
 from protofed.errors import ProtofedError
+from protofed.evaluate.cost import forward_flops
 from protofed.experiment.architectures import architectures, labels, parse
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
@@ -227,3 +229,38 @@ def test_confusions_are_in_the_run_folder(tmp_path):
     mean = sum(r / t for r, t in zip(right, total, strict=True)) / 3
     assert mean == pytest.approx(result.summary["last_round"]["accuracy_head"])
     assert result.summary["last_round"]["mae_head"] >= 0
+
+
+def test_fedapas_three_networks_keep_the_sizes_of_table_2_in_one_federation():
+    """Their embeddings have one width, so `auto` puts nothing between: 7,956, 18,436 and 463,748 parameters."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 1, 8, 6, generator=generator), torch.arange(60) % 20
+    data = Dataset.from_arrays(x, y, num_classes=20, kind="csi", group_train=torch.arange(60) // 20)
+    names = ["tinyconvnet4", "middleconvnet4", "largeconvnet4"]
+    given = {"data": data, "models": names, "partition": "natural", "clients": 0, "test": "local", "rounds": 1}
+    settings, federation = build(resolve("fedapa", {**given, "batch": 16}))
+    mix = architectures(settings, federation.data)
+    assert (mix.projection, mix.dim) == ("none", 0) and federation.setup.dim == 256
+    sizes, operations = [], []
+    for spec in (mix.specs[index] for index in mix.owner):
+        with torch.device("meta"):
+            network = spec.build((1, 1000, 242), 20)
+        sizes.append(models.parameter_count(network))
+        operations.append(forward_flops(spec.build((1, 1000, 242), 20), (1, 1000, 242)))
+    assert sizes == [7_956, 18_436, 463_748]
+    assert [round(number / 1e6, 2) for number in operations] == [340.75, 162.85, 606.35]  # Table II
+    assert operations == [340_746_240, 162_850_624, 606_349_120]
+    [record] = list(federation)
+    assert not record.dropped
+    states = federation.engine.export().values()
+    trained = [sum(v.numel() for k, v in state.weights.items() if "running" not in k) for state in states]
+    assert trained == sizes
+
+
+def test_networks_of_different_widths_are_projected():
+    narrow = owners(models=["mlp?embedding=4", "mlp?embedding=5"], dim=0)
+    assert (narrow.projection, narrow.dim) == ("linear", 128)
+    alike = owners(models=["mlp?hidden=3&embedding=5", "mlp?hidden=8&embedding=5"], dim=0)
+    assert (alike.projection, alike.dim) == ("none", 0)
+    asked = owners(models=["mlp?hidden=3&embedding=5", "mlp?hidden=8&embedding=5"], dim=0, projection="linear")
+    assert (asked.projection, asked.dim) == ("linear", 128)

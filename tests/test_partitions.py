@@ -21,6 +21,7 @@ from protofed.data.partitions import (
     partitions,
 )
 from protofed.data.rows import apportion, balanced, hold_out
+from protofed.data.uneven import ExtendedDirichlet, Quantity
 from protofed.errors import ProtofedError
 
 quick = settings(max_examples=60, deadline=None)
@@ -193,6 +194,61 @@ def test_circulant_for_any_number_of_classes(classes: int, clients: int, seed: i
 
 
 @quick
+@given(any_labels(), st.integers(1, 12), st.sampled_from(["dirichlet", "log-normal"]), st.data(), seeds)
+def test_quantity_skews_sizes_and_not_classes(
+    labels: np.ndarray, clients: int, draw: str, data: st.DataObject, seed: int
+) -> None:
+    least = data.draw(st.integers(1, len(labels) // clients))
+    spread = data.draw(st.sampled_from([1e-6, 0.1, 1.0, 50.0]))
+    partition = Quantity(draw, alpha=spread, sigma=spread, min_size=least)  # type: ignore[arg-type]
+    rows = partition.split(labels, clients, rng(seed))
+    assert_sound(rows, labels, clients, complete=True)
+    assert min(len(r) for r in rows) >= least
+    table, sizes = counts(rows, labels), np.bincount(labels)
+    exact = np.outer(table.sum(1), sizes) / len(labels)
+    assert (np.abs(table - exact) < 2).all()
+
+
+def test_quantity_sizes_follow_their_law() -> None:
+    labels = balanced_labels(10, 5000)
+    sizes = [[len(r) for r in Quantity(alpha=0.5).split(labels, 20, rng(s))] for s in range(60)]
+    shares = np.array(sizes) / len(labels)
+    assert shares.mean() == pytest.approx(1 / 20)
+    assert shares.var() == pytest.approx((1 / 20) * (19 / 20) / (20 * 0.5 + 1), rel=0.15)
+    logs = np.log([len(r) for r in Quantity("log-normal", sigma=0.7).split(balanced_labels(2, 200_000), 400, rng())])
+    assert logs.std() == pytest.approx(0.7, abs=0.05)
+    equal = [len(r) for r in Quantity("log-normal", sigma=0).split(labels, 20, rng())]
+    assert set(equal) == {2500}
+    with pytest.raises(
+        ProtofedError, match="2 clients of at least min_size=9 need 18 samples; the training part has 10"
+    ):
+        Quantity(min_size=9).split(np.zeros(10, int), 2, rng())
+
+
+@quick
+@given(st.integers(1, 12), st.integers(1, 20), st.sampled_from([1e-6, 0.1, 1.0, 100.0]), seeds)
+def test_extended_dirichlet_gives_every_client_exactly_k_classes(
+    classes: int, clients: int, alpha: float, seed: int
+) -> None:
+    labels, k = balanced_labels(classes, 40), 1 + seed % classes
+    rows = ExtendedDirichlet(k, alpha).split(labels, clients, rng(seed))
+    assert_sound(rows, labels, clients, complete=clients * k >= classes)
+    assert {len(np.unique(labels[r])) for r in rows} == {k}
+    assert (counts(rows, labels) > 0).any(0).sum() == min(classes, clients * k)
+
+
+def test_extended_dirichlet_shares_a_class_by_alpha() -> None:
+    labels = balanced_labels(2, 4000)
+    shares = np.array([counts(ExtendedDirichlet(2, 0.3).split(labels, 5, rng(s)), labels) for s in range(300)]) / 4000
+    assert shares.mean() == pytest.approx(0.2)
+    assert shares.var() == pytest.approx(0.2 * 0.8 / (5 * 0.3 + 1), rel=0.1)
+    with pytest.raises(ProtofedError, match="classes_per_client=3, but the data has 2 classes"):
+        ExtendedDirichlet(3).split(labels, 5, rng())
+    with pytest.raises(ProtofedError, match="8 clients would hold class 0, which has 4 training samples"):
+        ExtendedDirichlet(2).split(balanced_labels(2, 4), 8, rng())
+
+
+@quick
 @given(st.lists(st.integers(-5, 30), min_size=10, max_size=80), st.integers(1, 10), seeds)
 def test_natural_deals_ids_round(ids: list[int], clients: int, seed: int) -> None:
     groups, labels = np.asarray(ids), np.zeros(len(ids), np.int64)
@@ -214,7 +270,7 @@ def test_natural_needs_ids() -> None:
 
 @pytest.mark.parametrize("name", partitions.names())
 def test_the_seed_decides(name: str) -> None:
-    labels, groups = balanced_labels(), np.arange(1000) % 40
+    labels, groups = balanced_labels(), np.arange(1000) % (5 if name == "domains" else 40)
     options = {"shot": 20} if name == "n-way" else {}
     partition = partitions.make(name, options)
     first, again, other = (partition.split(labels, 10, rng(s), groups) for s in (1, 1, 2))
@@ -284,6 +340,11 @@ def test_a_smaller_alpha_is_more_skewed() -> None:
         ("n-way", {"spread": -1}, "spread must be 0 or more"),
         ("n-way", {"draw": "gauss"}, "draw='gauss'"),
         ("pathological", {"classes_per_client": 0}, "classes_per_client must be at least 1"),
+        ("quantity", {"alpha": 0}, "alpha must be above 0"),
+        ("quantity", {"sigma": -1}, "sigma must be 0 or more"),
+        ("quantity", {"min_size": 0}, "min_size must be at least 1"),
+        ("extended-dirichlet", {"alpha": "inf"}, "alpha must be above 0"),
+        ("extended-dirichlet", {"classes_per_client": 0}, "classes_per_client must be at least 1"),
         ("dirichlet", {"alfa": 1}, "did you mean 'alpha'"),
         ("dirichlett", {}, "did you mean 'dirichlet'"),
     ],
@@ -295,7 +356,19 @@ def test_wrong_settings_are_named(name: str, options: dict[str, object], message
 
 def test_settings_are_converted() -> None:
     assert partitions.make("n_way", {"way": "4", "shot": "50"}) == NWay(way=4, shot=50)
-    assert partitions.names() == ["circulant", "dirichlet", "iid", "n-way", "natural", "pathological"]
+    assert partitions.names() == [
+        *(
+            "circulant",
+            "dirichlet",
+            "domains",
+            "extended-dirichlet",
+            "iid",
+            "n-way",
+            "natural",
+            "pathological",
+            "quantity",
+        )
+    ]
 
 
 @quick

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
+import sys
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +18,15 @@ from hypothesis.extra import numpy as hnp
 
 from protofed.errors import ProtofedError
 from protofed.report import content as content_module
-from protofed.report.content import MOST_EVALUATIONS, MOST_ROUNDS, content, curve, flat
+from protofed.report.content import MOST_EVALUATIONS, content, flat
+from protofed.report.curves import MOST_ROUNDS, curve
 from protofed.report.page import embedded, render, write_page
 from protofed.report.space import MOST_SNAPSHOTS, Snapshot, project, read_snapshot, read_snapshots, space, thin
+from protofed.results.lock import FolderLock, is_held
 from protofed.results.read import read_folder
 from support.run_folders import accuracy, make_comparison, make_run, make_snapshot, write_rows
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
 
 def chart(shown, key):
@@ -28,7 +35,9 @@ def chart(shown, key):
 
 def test_table_of_a_comparison_has_means_deviations_and_the_best(tmp_path):
     shown = content(make_comparison(tmp_path / "c"))
-    assert shown["table"]["header"] == ["method", "head", "prototype", "kB up / round", "kB down / round", "seconds"]
+    gains = ["gain head", "gain prototype"]
+    costs = ["kB up / round", "kB down / round", "seconds"]
+    assert shown["table"]["header"] == ["method", "head", "prototype", *gains, *costs]
     by_seed = [100 * accuracy(seed, 10, 0.05) for seed in (1, 2, 3)]
     row = next(r for r in shown["table"]["rows"] if r[0]["text"] == "fedsap")
     assert row[1]["text"] == f"{statistics.fmean(by_seed):.2f} ± {statistics.stdev(by_seed):.2f}"
@@ -38,7 +47,7 @@ def test_table_of_a_comparison_has_means_deviations_and_the_best(tmp_path):
         ("fedsap", "best"),
         ("fedavg", ""),
     ]
-    assert shown["status"] == {"finished": 9, "failed": 0, "runs": 9, "under_way": []}
+    assert shown["status"] == {"finished": 9, "failed": 0, "runs": 9, "under_way": [], "interrupted": []}
     assert shown["notes"] == []
 
 
@@ -161,17 +170,16 @@ def test_before_the_first_round_and_before_the_first_evaluation(tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / "settings.toml").write_text('rounds = 5\n[method]\nname = "fedsap"\n')
-    shown = content(empty)
+    with FolderLock(empty):
+        shown = content(empty)
     assert shown["table"]["rows"] == [] and shown["curves"] == [] and shown["notes"] == []
-    assert shown["status"] == {
-        "finished": 0,
-        "failed": 0,
-        "runs": 1,
-        "under_way": [{"name": "empty", "round": 0, "rounds": 5}],
-    }
+    going = {"under_way": [{"name": "empty", "round": 0, "rounds": 5}], "interrupted": []}
+    assert shown["status"] == {"finished": 0, "failed": 0, "runs": 1, **going}
     early = content(make_run(tmp_path / "early", rounds=1, planned=9, finished=False))
     assert [c["key"] for c in early["curves"]] == ["loss"] and early["clients"] == []
-    later = content(make_run(tmp_path / "later", rounds=5, planned=9, finished=False))
+    run = make_run(tmp_path / "later", rounds=5, planned=9, finished=False)
+    with FolderLock(run):
+        later = content(run)
     assert [r[0]["text"] for r in later["table"]["rows"]] == ["round 4, so far"]
     none_yet = content(make_comparison(tmp_path / "none", finished=False))
     assert none_yet["status"]["runs"] == 9 and none_yet["curves"] == [] and none_yet["notes"] == []
@@ -182,7 +190,8 @@ def test_a_line_being_written_is_passed_over(tmp_path):
     run = make_run(tmp_path / "r", finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"round": 12, "accu')
-    shown = content(run)
+    with FolderLock(run):
+        shown = content(run)
     assert shown["notes"] == [] and chart(shown, "accuracy_head")["series"][0]["x"][-1] == 10
 
 
@@ -204,7 +213,7 @@ def test_what_cannot_be_read_is_noted_and_the_rest_shown(tmp_path, name, text, s
     run = make_run(tmp_path / "r", snapshots=2)
     (run / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     shown = content(run)
-    assert len(shown["notes"]) == 1
+    assert len(shown["notes"]) == 1 + (name == "summary.json")
     assert said in shown["notes"][0] and name in shown["notes"][0]
     assert shown["spaces"] and len(render(shown)) > 10_000
 
@@ -224,6 +233,120 @@ def test_runs_that_failed_are_counted_and_have_no_point(tmp_path):
     assert {cell["text"] for cell in shown["table"]["rows"][2][1:]} == {"failed"}
     notes = " ".join(shown["table"]["notes"])
     assert "120 of 120 client rounds" in notes and "failed: fedsap, seed 3: it diverged" in notes
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from protofed.results.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_whose_process_is_gone_is_interrupted(tmp_path):
+    run = make_run(tmp_path / "r", rounds=6, planned=9, finished=False)
+    assert not is_held(run) and not is_held(tmp_path / "nowhere")
+    with FolderLock(run):
+        assert is_held(run) and content(run)["status"]["under_way"] and is_held(run), "looking does not end the lock"
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout.readline() == "held\n"
+        assert read_folder(run).runs[0].state == "under way"
+    finally:
+        other.kill()
+        other.wait()
+    shown = content(run)
+    assert (run / ".lock").is_file() and shown["status"]["under_way"] == []
+    assert shown["status"]["interrupted"] == [{"name": "r", "round": 6, "rounds": 9}]
+    assert [r[0]["text"] for r in shown["table"]["rows"]] == ["round 6, the last before it was interrupted"]
+    assert shown["notes"] == [
+        f"r: interrupted after round 6 of 9, shown as far as it came; `protofed resume {run}` goes on"
+    ]
+
+
+def test_an_interrupted_run_enters_no_mean(tmp_path):
+    place = make_comparison(tmp_path / "c")
+    whole = content(place)
+    for name in ("summary.json", "metrics.jsonl"):
+        (place / "fedavg-seed3" / name).unlink()
+    rows = (place / "fedavg-seed3" / "rounds.jsonl").read_text().splitlines()[:4]
+    (place / "fedavg-seed3" / "rounds.jsonl").write_text(
+        "\n".join(rows).replace('"weights": 1000', '"weights": 9') + "\n"
+    )
+    shown = content(place)
+    assert "fedavg-seed3: interrupted after round 4 of 10, left out of all means" in shown["notes"][-1]
+    means = [100 * accuracy(seed, 10, -0.1) for seed in (1, 2)]
+    assert shown["table"]["rows"][2][1]["value"] == pytest.approx(statistics.fmean(means), rel=1e-4)
+    line = next(s for s in chart(shown, "loss")["series"] if s["label"] == "fedavg")
+    assert line == {**next(s for s in chart(whole, "loss")["series"] if s["label"] == "fedavg")}
+    bytes_line = shown["bytes"]["lines"][2]
+    assert len(bytes_line["points"]) == 2 and bytes_line["down"]["weights"] == 1000
+    with FolderLock(place):  # the comparison goes on, and so will its runs
+        assert [run["name"] for run in content(place)["status"]["under_way"]] == ["fedavg-seed3"]
+
+
+def test_the_title_says_what_was_run_and_a_sweep_is_called_one(tmp_path):
+    shown = content(make_comparison(tmp_path / "c"))
+    assert (shown["title"], shown["kind"], shown["folder"]) == (
+        "pets: 4 clients, 10 rounds, 3 seeds",
+        "Comparison",
+        "c",
+    )
+    one = content(make_run(tmp_path / "r"))
+    assert (one["title"], one["kind"]) == ("fedsap on pets: 4 clients, 10 rounds, seed 1", "Run")
+    noise = content(RESULTS / "protofssl-noise")
+    assert (noise["title"], noise["kind"]) == ("cifar10.npz: 40 clients, 20 rounds, 3 seeds", "Sweep over noise")
+    (tmp_path / "r" / "settings.toml").write_text("rounds = = 3")
+    assert content(tmp_path / "r")["title"] == "r"
+
+
+def test_it_opens_with_a_verdict_and_the_gains_of_every_site(tmp_path):
+    shown = content(make_comparison(tmp_path / "c"))
+    assert shown["verdict"]["sentences"][0] == "fedsap gains over Local: 97.00 % by head, +5.00 ± 0.00 points."
+    part = shown["verdict"]["gains"]["head"]
+    assert sorted(part["sites"]) == [f"client {c}" for c in range(4)] and part["first"] == "fedsap"
+    assert {line["label"]: line["values"] for line in part["lines"]} == {
+        "fedsap": pytest.approx([5] * 4, abs=1e-3),
+        "fedavg": pytest.approx([-10] * 4, abs=1e-3),
+    }
+    assert shown["opens"] == "fedsap-seed1"
+    assert content(tmp_path / "c" / "fedavg-seed1")["verdict"] == {"sentences": [], "gains": {}}
+    sites = content(RESULTS / "fedapa-csi-crowd")["verdict"]["gains"]["prototype"]["sites"]
+    assert "large room, session 1" in sites and len(sites) == 4
+
+
+def test_names_of_sites_come_from_the_summary_then_from_confusions(tmp_path):
+    run = make_run(tmp_path / "r", clients=2)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "client_names": ["north clinic", "south clinic"]}))
+    assert content(run)["clients"][0]["names"] == ["north clinic", "south clinic"]
+    (run / "summary.json").write_text(json.dumps({**summary, "client_names": ["one too few"]}))
+    assert content(run)["clients"][0]["names"] == ["client 0", "client 1"]
+
+
+def test_bytes_spent_until_an_accuracy(tmp_path):
+    spent = {line["label"]: line for line in content(make_comparison(tmp_path / "c"))["bytes"]["spent"]["head"]}
+    assert spent["fedsap"]["x"] == [256 * r for r in (2, 4, 6, 8, 10)] and spent["fedsap"]["rounds"] == [2, 4, 6, 8, 10]
+    assert spent["fedavg"]["x"][0] == 2 * 1256
+    assert spent["fedsap"]["y"][-1] == pytest.approx(100 * accuracy(2, 10, 0.05), rel=1e-4)
+    local = next(line for line in content(RESULTS / "digits")["bytes"]["spent"]["head"] if line["label"] == "local")
+    assert local["x"] == [] and local["level"] == pytest.approx(97.58, abs=0.01)
+
+
+def test_dropped_clients_have_names_and_reasons(tmp_path):
+    place = make_comparison(tmp_path / "c")
+    assert content(place)["dropped"] == []
+    file = place / "fedsap-seed2" / "rounds.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[3]["dropped"], rows[4]["dropped"] = {"1": "NaN", "2": "too late"}, {"1": "NaN"}
+    write_rows(file, rows)
+    (line,) = content(place)["dropped"]
+    assert (line["label"], line["dropped"], line["asked"], line["others"]) == ("fedsap", 3, 120, 0)
+    assert line["sites"] == [("client 1", 2), ("client 2", 1)] and line["reasons"] == [("NaN", 2), ("too late", 1)]
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "metrics.jsonl", "clients.jsonl"])

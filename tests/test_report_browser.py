@@ -17,6 +17,7 @@ from PIL import Image
 import protofed as pf
 from protofed.report.live import LiveServer
 from protofed.report.page import write_page
+from protofed.results.lock import FolderLock
 from support.run_folders import accuracy, make_comparison, make_run, make_snapshot
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -102,6 +103,7 @@ def test_opens_without_a_word_on_the_console(browser, page):
     assert js(browser, "document.querySelectorAll('section:not([hidden]) svg[role=img]').length") >= 10
     shown = js(browser, "[...document.querySelectorAll('nav a')].map(a => a.textContent)")
     sections = [
+        "Verdict",
         "Results",
         "Curves",
         "Bytes",
@@ -116,6 +118,58 @@ def test_opens_without_a_word_on_the_console(browser, page):
     assert shown == sections
     assert js(browser, "performance.getEntriesByType('resource').length") == 0  # nothing was fetched
     assert js(browser, "document.querySelector('#curves-accuracy polyline').points.numberOfItems") == 5
+
+
+def test_it_opens_with_a_verdict_and_one_picture(browser, page):
+    from selenium.webdriver.common.keys import Keys
+
+    show(browser, page)
+    assert js(browser, "document.title") == "pets: 4 clients, 10 rounds, 3 seeds – protofed"
+    assert js(browser, "byId('title').textContent + '|' + byId('kind').textContent") == (
+        "pets: 4 clients, 10 rounds, 3 seeds|Comparison · pets"
+    )
+    first = "fedsap gains over Local: 97.00 % by head, +5.00 ± 0.00 points."
+    assert js(browser, "byId('verdict-first').textContent") == first
+    assert js(browser, "document.querySelector('main section:not([hidden])').id") == "verdict"
+    assert js(browser, "document.querySelectorAll('#verdict-plot circle').length") == 8  # two methods at four sites
+    picture = browser.find_element("css selector", "#verdict-plot svg")
+    picture.send_keys(Keys.ARROW_DOWN)
+    assert "fedsap: +5.00\nfedavg: −10.00" in js(browser, "byId('said').textContent")
+    assert js(browser, "byId('clients-run').value") == "fedsap-seed1"  # not Local's
+    assert js(browser, "document.querySelectorAll('#cost-spent polyline').length") == 3
+    js(browser, "(document.querySelector('#cost-spent details').open = true, 1)")
+    until(lambda: js(browser, "document.querySelectorAll('#cost-spent tbody tr').length") > 3)
+    assert browser.get_log("browser") == []
+
+
+def test_a_hundred_sites_and_long_names(browser, tmp_path):
+    show(browser, write_page(make_comparison(tmp_path / "c", clients=100, seeds=2)).as_uri(), PHONE)
+    assert js(browser, "document.querySelectorAll('#verdict-plot polyline').length") == 2
+    assert js(browser, "document.documentElement.scrollWidth") == PHONE[0]
+    name = "the large room on the second floor, second session"
+    run = make_run(tmp_path / "r", clients=2)
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "client_names": [name, "south"]}))
+    show(browser, write_page(run).as_uri(), PHONE)
+    spans = """[...document.querySelectorAll('#clients-plot text.name')]
+      .map(t => [...t.children].map(s => s.textContent).join(' '))"""
+    assert name in js(browser, spans)  # in full, in several lines
+    assert browser.get_log("browser") == []
+
+
+def test_a_table_that_is_cut_says_so(browser, page):
+    show(browser, page, PHONE)
+    box = "byId('results-table').parentElement"
+    hint = f"{box}.previousElementSibling"
+    until(lambda: not js(browser, f"{hint}.hidden"))
+    assert "scroll sideways" in js(browser, f"{hint}.textContent") and js(browser, f"{box}.dataset.more") == "true"
+    js(browser, f"({box}.scrollLeft = 9999, 1)")
+    until(lambda: js(browser, f"{box}.dataset.more") == "false")
+    show(browser, page, (1600, 900))
+    until(lambda: js(browser, f"{hint}.hidden"))
+    tall = "[...document.querySelectorAll('.controls label')].filter(l => l.offsetHeight > 40).length"
+    show(browser, page, PHONE)
+    assert js(browser, tall) == 0  # no label is broken into lines
 
 
 def test_table_sorts_by_every_column(browser, page):
@@ -164,7 +218,7 @@ def test_choices_change_what_is_drawn(browser, page):
     assert js(browser, "byId('space-legend').textContent") == "client 0client 1"
     js(browser, "(document.querySelectorAll('#curves [data-legend] button')[0].click(), 1)")
     assert js(browser, "document.querySelectorAll('#curves-accuracy polyline').length") == 2
-    assert js(browser, "document.querySelectorAll('[data-legend] button[aria-pressed=false]').length") == 3
+    assert js(browser, "document.querySelectorAll('[data-legend] button[aria-pressed=false]').length") == 5
     js(browser, "(byId('curves-log').click(), 1)")
     assert js(browser, "document.querySelectorAll('#curves-loss polyline').length") == 2
     assert browser.get_log("browser") == []
@@ -274,15 +328,18 @@ def test_a_broken_file_leaves_a_note_and_a_page(browser, tmp_path, broken):
 def test_a_run_that_has_hardly_begun(browser, tmp_path):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "settings.toml").write_text('rounds = 5\n[method]\nname = "fedsap"\n')
-    show(browser, write_page(tmp_path / "r").as_uri())
+    with FolderLock(tmp_path / "r"):
+        show(browser, write_page(tmp_path / "r").as_uri())
     assert browser.get_log("browser") == []
     assert js(browser, "byId('status').textContent") == "under way: round 0 of 5"
     assert js(browser, "[...document.querySelectorAll('nav a')].map(a => a.textContent)") == ["Under way", "Settings"]
+    show(browser, write_page(tmp_path / "r").as_uri())
+    assert js(browser, "byId('status').textContent") == "interrupted after round 0 of 5"
 
 
 def test_live_view_updates_itself_and_stays_where_it_is(browser, tmp_path):
     run = make_run(tmp_path / "r", rounds=6, planned=8, finished=False, snapshots=2)
-    with LiveServer(run, 0, "127.0.0.1") as server:
+    with FolderLock(run), LiveServer(run, 0, "127.0.0.1") as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

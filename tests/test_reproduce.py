@@ -57,7 +57,7 @@ def test_the_papers_tables_are_there():
     wanted = {
         "fedsap": "table1 table2 table3 table4 fig5 fig7 fig8 fig9",
         "fedpagr": "table1 table2 cost",
-        "fedapa": "table3 table4 table5 fig5 fig6 fig7 fig8",
+        "fedapa": "table2 table3 table4 table5 fig4 fig5 fig6 fig7 fig8 few activity",
         "fedarpl": "table1 table2 table4 table5 table6 table7 fig3 fig4 cost",
         "protofssl": "table2 table3 table4 table7 table8 table9 fig3 fig4 fig5",
     }

@@ -110,11 +110,13 @@ def test_one_model_or_capability_is_a_list_of_one():
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("a.csv", "text"),
-        ("a.TSV", "text"),
+        ("a.csv", "table"),
+        ("a.TSV", "table"),
         ("b/a.jsonl", "text"),
-        ("a.csv.gz", "text"),
+        ("a.csv.gz", "table"),
+        ("a.parquet", "table"),
         ("a.npz", "npz"),
+        ("a.npy", "npy"),
         ("hub:owner/set", "hub"),
     ],
 )
@@ -201,13 +203,13 @@ def test_not_a_pair(pair):
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
-ORDER = """rounds clients participation choice seed epochs batch optimiser lr momentum weight_decay nesterov lr_schedule
-smoothing clip keep_optimiser shared_optimiser initial models assignment capability projection dim projection_dropout test
-test_share
-validation_share labels labels_per_class server_labels server_label_noise unlabelled_limit unlabelled open_share attack
-filters privacy guard secure augmentation flip crop randaugment randaugment_scale randaugment_pool cutout start_from track
-silhouette snapshots evaluate_every candidates ensemble checkpoint_every device engine inner layout convolution workers
-threads"""
+ORDER = """rounds clients participation choice new_clients seed epochs batch optimiser lr momentum weight_decay
+nesterov lr_schedule smoothing clip keep_optimiser shared_optimiser gradients initial models assignment capability projection
+dim projection_dropout train features test test_share scope validation_share labels labels_per_class server_labels
+server_label_noise unlabelled_limit unlabelled open_share shift unseen attack filters privacy guard secure control
+augmentation flip crop randaugment randaugment_scale randaugment_pool cutout start_from track silhouette
+embedding_measures snapshots evaluate_every candidates ensemble checkpoint_every keep_models device engine inner
+layout convolution workers threads"""
 
 
 def test_general_keys_have_an_order_a_default_and_a_description():
@@ -254,7 +256,7 @@ def test_the_check_of_a_group_is_made_before_anything_runs(given, said):
         (
             "fedavg",
             {"alpha": 0.1},
-            r"unknown setting 'alpha' here: .*it needs partition=dirichlet, and partition is n-way",
+            r"unknown setting 'alpha' here: .*it needs partition=dirichlet, .* and partition is n-way",
         ),
         ("fedavg", {"partition": "iid", "way": 3}, r"it needs partition=n-way, and partition is iid"),
         ("fedavg", {"widen": 3}, r"it needs model=wideresnet, and model is auto"),

@@ -55,9 +55,12 @@ def marks(rows, key):
 def test_numbers_by_hand():
     rows = [row("local", [0.5, 0.6]), row("fedproto", [0.7, 0.9], seconds=10.0)]
     header, cells = comparison_cells(rows)
-    assert header == ["method", "head", "prototype", "kB up / round", "kB down / round", "seconds"]
-    assert [c.text for c in cells[0]] == ["local", "55.00 ± 7.07", "50.00 ± 0.00", "2.0", "1,002.0", "2.0"]
-    assert [c.text for c in cells[1]] == ["fedproto", "80.00 ± 14.14", "50.00 ± 0.00", "2.0", "1,002.0", "10.0"]
+    costs = ["kB up / round", "kB down / round", "seconds"]
+    assert header == ["method", "head", "prototype", "gain head", "gain prototype", *costs]
+    assert [c.text for c in cells[0]] == ["local", "55.00 ± 7.07", "50.00 ± 0.00", "–", "–", "2.0", "1,002.0", "2.0"]
+    gains = ["+25.00 ± 63.53", "+0.00 ± 0.00"]  # of 20 and 30 points: t of one degree is 12.706
+    numbers = ["80.00 ± 14.14", "50.00 ± 0.00", *gains, "2.0", "1,002.0", "10.0"]
+    assert [c.text for c in cells[1]] == ["fedproto", *numbers]
 
 
 def test_one_seed_has_no_deviation_and_one_row_no_mark():

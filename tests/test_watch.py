@@ -17,7 +17,9 @@ import pytest
 
 from protofed.errors import ProtofedError
 from protofed.report.content import content
-from protofed.report.live import ContentCache, LiveServer, _Handler, serve
+from protofed.report.live import ContentCache, LiveServer, serve
+from protofed.results.lock import FolderLock
+from protofed.serving import PageHandler
 from support.run_folders import make_comparison, make_run
 
 
@@ -59,6 +61,7 @@ def test_serves_the_page_and_its_content(tmp_path):
 
 def test_new_rounds_are_seen(tmp_path):
     run = make_run(tmp_path / "r", rounds=1, planned=9, finished=False)
+    lock = FolderLock(run).acquire()
     with serving(run) as server:
         first, text = ask(server, "/content.json")
         assert json.loads(text)["status"]["under_way"][0]["round"] == 1
@@ -67,6 +70,9 @@ def test_new_rounds_are_seen(tmp_path):
         second, text = ask(server, "/content.json", If_None_Match=first.getheader("ETag"))
         assert second.status == 200 and json.loads(text)["status"]["under_way"][0]["round"] == 2
         assert json.loads(text)["curves"][0]["series"][0]["y"] == [2, 0.7]
+        lock.release()
+        third, text = ask(server, "/content.json", If_None_Match=second.getheader("ETag"))
+        assert third.status == 200 and json.loads(text)["status"]["interrupted"][0]["round"] == 2
 
 
 def test_a_comparison_before_its_first_run_and_after_it(tmp_path):
@@ -77,6 +83,7 @@ def test_a_comparison_before_its_first_run_and_after_it(tmp_path):
             "failed": 0,
             "runs": 3,
             "under_way": [],
+            "interrupted": [],
         }
         make_run(place / "fedsap-seed1")
         assert json.loads(ask(server, "/content.json")[1])["status"]["finished"] == 1
@@ -177,8 +184,8 @@ def test_a_bug_in_the_server_shows(tmp_path, capfd, errors_of):
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.0\r\nHost: loc"])
 def test_a_connection_that_says_nothing_more_is_closed(tmp_path, monkeypatch, begun):
-    assert 0 < _Handler.timeout <= 60
-    monkeypatch.setattr(_Handler, "timeout", 0.2)
+    assert 0 < PageHandler.timeout <= 60
+    monkeypatch.setattr(PageHandler, "timeout", 0.2)
     with serving(make_run(tmp_path / "r")) as server, request(server, begun) as connection:
         assert connection.recv(100) == b""
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(protofed .+)$", QUICKSTART, flags=re.M)
+COMMANDS = re.findall(r"^(protofed (?!demo).+)$", QUICKSTART, flags=re.M)  # tests/test_demo.py has the demo
 SHORT = {  # what makes a command of the quickstart short
     "run": ["rounds=2", "clients=3"],
     "compare": ["rounds=1", "clients=3", "--seeds", "1", "--jobs", "1", "--out", "c"],

@@ -15,22 +15,30 @@ if TYPE_CHECKING:
     from . import aggregate, data, evaluate, losses, methods, models, schedules, wire
     from .auditing import audit
     from .bank import PrototypeBank
+    from .classifier import Classifier
+    from .classifier.estimator import PrototypeClassifier
+    from .experiment.advise import Advice, advise
     from .experiment.compare import Comparison, compare, sweep
-    from .experiment.run import resume, run
+    from .experiment.run import load, resume, run
     from .outcome import Result
 
 
 __all__ = [
+    "Advice",
+    "Classifier",
     "Comparison",
     "ProtofedError",
     "PrototypeBank",
+    "PrototypeClassifier",
     "Result",
     "__version__",
+    "advise",
     "aggregate",
     "audit",
     "compare",
     "data",
     "evaluate",
+    "load",
     "losses",
     "methods",
     "models",
@@ -41,10 +49,17 @@ __all__ = [
     "wire",
 ]
 
-_EXPERIMENT = ("Comparison", "Result", "compare", "resume", "run", "sweep")
-_HOMES = {"PrototypeBank": "bank", "audit": "auditing", **dict.fromkeys(_EXPERIMENT, "experiment")}
+_EXPERIMENT = ("Comparison", "Result", "compare", "load", "resume", "run", "sweep")
+_HOMES = {
+    "Classifier": "classifier",
+    "PrototypeBank": "bank",
+    "PrototypeClassifier": "classifier.estimator",
+    "audit": "auditing",
+    **dict.fromkeys(_EXPERIMENT, "experiment"),
+    **dict.fromkeys(("Advice", "advise"), "experiment.advise"),
+}
 _ROOMS = (
-    *("aggregate", "bank", "data", "evaluate", "experiment", "federation", "losses", "methods"),
+    *("aggregate", "bank", "classifier", "data", "evaluate", "experiment", "federation", "losses", "methods"),
     *("models", "parts", "privacy", "registry", "report", "schedules", "seeds", "wire"),
 )
 

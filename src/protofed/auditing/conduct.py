@@ -204,8 +204,11 @@ def _audit_run(path: Path, clients: int | Sequence[int | str], data: Dataset | N
                 f"{path}: uploads were summed securely, so the server saw no message of one client; audit a run with the "
                 'same settings and secure="" for what a message would give away'
             )
-        if not federation.exchange.up:
-            raise ProtofedError(f"{path}: clients of {settings.method.name} send nothing, so there is nothing to audit")
+        if not federation.exchange.up or not federation.exchange.travels:
+            control = f" with control={settings.general.control}" if settings.general.control else ""
+            raise ProtofedError(
+                f"{path}: clients of {settings.method.name}{control} send nothing, so there is nothing to audit"
+            )
         chosen = chosen_clients(federation, clients)
         messages = [next_message(federation, client) for client in chosen]
         sent = _findings(federation, [(m, m.leaves) for m in messages])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from string import Template
 
 import numpy as np
 from torch import Tensor
 
+from .. import markup
 from ..version import __version__
 from . import words
 from .conduct import ClientFindings, Findings, RunAudit
@@ -41,36 +41,11 @@ def render(runs: Sequence[RunAudit]) -> str:
     for run in runs:
         body += [_summary(run), _numbers(run), *(_client(run, client) for client in run.sent.clients)]
     return Template(files.joinpath("auditing/audit.html").read_text(encoding="utf-8")).substitute(
-        title=_text(f"What the messages of {names} give away"),
+        title=markup.text(f"What the messages of {names} give away"),
         style=files.joinpath("report/static/page.css").read_text(encoding="utf-8"),
         body="\n".join(body),
-        version=_text(__version__),
+        version=markup.text(__version__),
     )
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _paragraphs(sentences: Iterable[str]) -> str:
-    return "\n".join(f"<p>{_text(sentence)}</p>" for sentence in sentences)
-
-
-def _table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table that can be scrolled sideways on a phone. The cells are texts, not HTML."""
-    top = "".join(f'<th scope="col">{_text(cell)}</th>' for cell in head)
-    lines = "".join(
-        f'<tr><th scope="row">{_text(row[0])}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in row[1:])}</tr>'
-        for row in rows
-    )
-    return (
-        f'<div class="scroll" role="region" aria-label="{_text(caption)}" tabindex="0"><table><thead><tr>{top}</tr></thead>'
-        f'<tbody>{lines}</tbody></table></div><p class="small">{_text(caption)}</p>'
-    )
-
-
-def _section(title: str, content: str, kind: str = "run") -> str:
-    return f'<section class="{kind}"><h2>{_text(title)}</h2>\n{content}\n</section>'
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -96,7 +71,7 @@ def _side_by_side(runs: Sequence[RunAudit]) -> str:
             ]
         )
     caption = "How often the attacker is right, and how often an inversion is nearer to own samples; 50 % is a guess."
-    return _section("Runs side by side", _table(caption, head, rows))
+    return markup.section("Runs side by side", markup.table(caption, head, rows))
 
 
 def _summary(run: RunAudit) -> str:
@@ -105,8 +80,10 @@ def _summary(run: RunAudit) -> str:
         f"{run.method} on {run.data}, after round {run.round} of {run.rounds}. Asked was what the next message of {clients} "
         "would give away."
     )
-    told = "".join(f"<h3>{_text(head)}</h3>{_paragraphs(lines)}" for head, lines in words.summary(run).items())
-    return _section(run.run, f'<p class="kind">{_text(about)}</p>\n<div class="told">{told}</div>')
+    told = "".join(
+        f"<h3>{markup.text(head)}</h3>{markup.paragraphs(lines)}" for head, lines in words.summary(run).items()
+    )
+    return markup.section(run.run, f'<p class="kind">{markup.text(about)}</p>\n<div class="told">{told}</div>')
 
 
 def _numbers(run: RunAudit) -> str:
@@ -125,8 +102,8 @@ def _numbers(run: RunAudit) -> str:
         "Right: how often a member is told from a non-member, with its 95 % interval; 50 % is a guess. Found: the share of "
         "members found where 1 % of non-members may be falsely accused."
     )
-    content = _table(caption, head, rows) if rows else ""
-    return _section("All audited clients together", content + _inversion_table(versions) + _bytes_table(versions))
+    content = markup.table(caption, head, rows) if rows else ""
+    return markup.section("All audited clients together", content + _inversion_table(versions) + _bytes_table(versions))
 
 
 def _inversion_table(versions: dict[str, Findings]) -> str:
@@ -139,7 +116,7 @@ def _inversion_table(versions: dict[str, Findings]) -> str:
             rows.append([name, str(len(inverted)), words.with_interval(found.own_nearer), *similarity])
     head = ["Inversion", "prototypes", "nearer to own", "similarity to own", "to others"]
     caption = "Similarity is the correlation with the nearest of the client's samples, and of as many of other people."
-    return _table(caption, head, rows) if rows else ""
+    return markup.table(caption, head, rows) if rows else ""
 
 
 def _bytes_table(versions: dict[str, Findings]) -> str:
@@ -148,25 +125,25 @@ def _bytes_table(versions: dict[str, Findings]) -> str:
         [name, *(f"{np.mean([c.disclosure.bytes.get(k, 0) for c in found.clients]):,.0f}" for k in kinds)]
         for name, found in versions.items()
     ]
-    return _table("Bytes of a message by what they hold, mean over the clients", ["Bytes", *kinds], rows)
+    return markup.table("Bytes of a message by what they hold, mean over the clients", ["Bytes", *kinds], rows)
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
 def _client(run: RunAudit, client: ClientFindings) -> str:
     unprotected = {} if run.unprotected is None else {c.client: c for c in run.unprotected.clients}
     before = unprotected.get(client.client)
-    content = _paragraphs(words.disclosed(client, run.class_names))
-    content += f'<p class="small">The message holds: {_text("; ".join(client.disclosure.parts))}.</p>'
+    content = markup.paragraphs(words.disclosed(client, run.class_names))
+    content += f'<p class="small">The message holds: {markup.text("; ".join(client.disclosure.parts))}.</p>'
     best = strongest(client.membership)
     if best is not None:
         estimate = client.membership[best].auc
         told = (
             f"Of this client alone, a member is told from a non-member in {words.with_interval(estimate)} of the cases"
         )
-        content += _paragraphs([f"{told}, by the {SCORES[best]} ({estimate.samples // 2} members)."])
+        content += markup.paragraphs([f"{told}, by the {SCORES[best]} ({estimate.samples // 2} members)."])
     plain = {i.label: i for i in before.inversions} if before else {}
     content += "".join(_inverted(run, inversion, plain.get(inversion.label)) for inversion in client.inversions)
-    return _section(f"{run.run}: {client.name}", content, "client")
+    return markup.section(f"{run.run}: {client.name}", content, "client")
 
 
 def _inverted(run: RunAudit, inversion: Inversion, plain: Inversion | None) -> str:
@@ -185,7 +162,7 @@ def _inverted(run: RunAudit, inversion: Inversion, plain: Inversion | None) -> s
     if shown.nearest_other is not None:
         parts["nearest of other people"] = shown.nearest_other
     body = _pictures(parts) if is_image(run.sample_shape, run.kind) else _features(parts)
-    return f"<figure>{body}<figcaption>{_text(caption)}.</figcaption></figure>"
+    return f"<figure>{body}<figcaption>{markup.text(caption)}.</figcaption></figure>"
 
 
 def is_image(shape: Sequence[int], kind: str) -> bool:
@@ -195,7 +172,7 @@ def is_image(shape: Sequence[int], kind: str) -> bool:
 
 def _pictures(parts: dict[str, Tensor]) -> str:
     cells = "".join(
-        f'<li><img src="{picture(sample)}" alt="{_text(name)}"><span>{_text(name)}</span></li>'
+        f'<li><img src="{picture(sample)}" alt="{markup.text(name)}"><span>{markup.text(name)}</span></li>'
         for name, sample in parts.items()
     )
     return f'<ul class="pictures">{cells}</ul>'
@@ -220,4 +197,4 @@ def _features(parts: dict[str, Tensor]) -> str:
         [f"feature {k}", *(f"{float(sample.flatten()[k]):.2f}" for sample in parts.values())]
         for k in first.abs().argsort(descending=True)[:MOST_FEATURES].tolist()
     ]
-    return _table("The strongest features, in the units that the model is given", ["", *parts], rows)
+    return markup.table("The strongest features, in the units that the model is given", ["", *parts], rows)

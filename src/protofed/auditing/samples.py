@@ -51,7 +51,10 @@ def others_of(data: FederatedData, message: ClientMessage, rng: np.random.Genera
     """
     sets = [c.labelled for k, c in enumerate(data.clients) if k != message.client]
     if tests:
-        sets += [c.test for c in data.clients] if data.central_test is None else [data.central_test]
+        shared = (
+            data.central_test if data.site_mean is None else None
+        )  # where sites scale by themselves, each has its own
+        sets += [c.test for c in data.clients] if shared is None else [shared]
     return drawn([_without(samples, message.members) for samples in sets], MOST_OTHERS, rng)
 
 

@@ -23,9 +23,10 @@ from rich.table import Table
 from .. import ranks
 
 if TYPE_CHECKING:
+    from ..experiment.advise import Moment
     from ..experiment.compare import Progress as CellProgress
     from ..federation import Record
-    from ..results.tables import Row
+    from ..results.columns import Row
 
 LINES = 20  # about the number of lines that a run prints where there is no terminal
 
@@ -54,13 +55,19 @@ def print_rows(rows: list[Row], columns: list[str] | None) -> None:
         rows: The variants.
         columns: The names of the columns; None takes the default ones.
     """
-    from ..report.terminal import comparison_table
-    from ..results.tables import notes
+    from ..report.terminal import comparison_table, comparison_tables
+    from ..results.columns import new_client_columns
+    from ..results.notes import notes
 
     console = make_console()
-    print_table(console, comparison_table(rows, columns))
+    for table in comparison_tables(rows, columns, console.width if console.is_terminal else None):
+        print_table(console, table)
     for note in notes(rows, columns):
         console.out(note, highlight=False)
+    joined = new_client_columns(run for row in rows for run in row.usable)
+    if joined and columns is None:
+        below = "Clients that joined after the last round: accuracy in % after 0, 1 and 5 epochs of local training."
+        print_table(console, comparison_table(rows, joined, below))
 
 
 def log_to(console: Console) -> None:
@@ -168,3 +175,35 @@ class CompareWatch:
         if is_finished:
             self.progress.remove_task(self.tasks.pop(cell.cell))
             self.progress.advance(self.whole)
+
+
+class AdviceWatch:
+    """A watcher that shows the progress of a race: its stage, the run that was heard of last, and the time that is left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.stage = console, ""
+        self.progress: Progress | None = None
+
+    @contextmanager
+    def live(self) -> Iterator[AdviceWatch]:
+        """Within this context a terminal shows the progress bar."""
+        if not self.console.is_terminal:
+            yield self
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[note]}"))
+        with Progress(*columns, console=self.console) as self.progress:
+            self.task = self.progress.add_task("race", total=None, note="")
+            yield self
+
+    def __call__(self, moment: Moment) -> None:
+        left = f"{max(0.0, moment.budget - moment.elapsed):.0f} s left"
+        if self.progress is not None:
+            cell = moment.cell
+            run = "" if cell is None else f"  {cell.cell} {cell.round}/{cell.rounds}"
+            done = min(moment.elapsed, moment.budget)
+            self.progress.update(
+                self.task, description=moment.stage, total=moment.budget, completed=done, note=f"{left}{run}"
+            )
+        elif moment.stage != self.stage:
+            self.stage = moment.stage
+            self.console.print(f"{moment.elapsed:.0f} s: {moment.stage}, {left}", markup=False)

@@ -15,10 +15,12 @@ from typer.core import TyperGroup
 
 from ..errors import ProtofedError, Stopped
 from ..version import __version__
-from . import deploy, report, run, show
+from . import deploy, report, run, show, use
+from .advise import advise
 from .audit import audit
 from .bench import bench
 from .console import log_to, make_console
+from .demo import demo
 from .options import FOLDER
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes
@@ -91,9 +93,10 @@ def _root(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(run.run, run.compare, run.sweep, run.reproduce),
+    *(demo, run.run, run.compare, run.sweep, run.reproduce),
     *(report.table, report.confusion, report.report, report.watch, report.figures, report.pack),
-    *(run.resume, audit, bench, show.methods, show.models, show.settings),
+    *(use.predict, use.export),
+    *(run.resume, advise, audit, bench, show.methods, show.models, show.settings),
     *(deploy.keys, deploy.serve, deploy.join),
 )
 for command in COMMANDS:

@@ -71,11 +71,11 @@ def given_settings(config: list[Path] | None, pairs: list[str] | None) -> dict[s
     Returns:
         Flat keys and their values.
     """
-    from ..experiment.settings import combine, parse_pairs, read_toml
+    from ..experiment.settings import combine, parse_pairs, read_run
 
     given: dict[str, Any] = {}
     for file in config or []:
-        given = combine(given, read_toml(file))
+        given = combine(given, read_run(file))
     return combine(given, parse_pairs(pairs or []))
 
 
@@ -144,9 +144,9 @@ def parse_columns(text: str | None) -> list[str] | None:
     """Read the option `--columns`, names between commas, and check each, so that a misspelt one is found before a run."""
     if text is None:
         return None
-    from ..results.tables import parse_column
+    from ..results.columns import parse_column
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise ProtofedError(f"--columns {text!r}: expected names of columns between commas")
-    return [parse_column(name).key for name in names]
+    return [parse_column(name).name for name in names]

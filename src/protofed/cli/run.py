@@ -14,13 +14,13 @@ from .options import (
     Config,
     Jobs,
     Load,
-    Method,
     Out,
     Pairs,
     Seeds,
     Words,
     given_settings,
     load_files,
+    method_names,
     out_folder,
     parse_columns,
     parse_seeds,
@@ -33,14 +33,27 @@ if TYPE_CHECKING:
     from ..outcome import Result
 
 
-def run(method: Method, settings: Pairs = None, config: Config = None, out: Out = None, load: Load = None) -> None:
-    """Run one method: `protofed run fedsap data=digits rounds=20`."""
+def run(
+    method: Annotated[
+        str | None,
+        typer.Argument(help="The method; not needed where a file of settings names it.", autocompletion=method_names),
+    ] = None,
+    settings: Pairs = None,
+    config: Config = None,
+    out: Out = None,
+    load: Load = None,
+) -> None:
+    """Run one method: `protofed run fedsap data=digits rounds=20`, or `protofed run --config settings.toml`."""
     from ..experiment.run import run as run_method
     from ..experiment.settings import resolve
 
     load_files(load)
+    if method is not None and "=" in method:  # the first setting
+        settings, method = [method, *(settings or ())], None
+    if method is None and not config:
+        raise typer.BadParameter("name one, or a file of settings that does", param_hint="METHOD")
     chosen = resolve(method, given_settings(config, settings))
-    folder = out_folder(out, f"{chosen.method.name}-{getattr(chosen.data, 'name', 'data')}")
+    folder = out_folder(out, f"{chosen.method.name}-{getattr(chosen.data, 'title', 'data')}")
     with RunWatch(make_console(), chosen.method.name).live() as watch:
         result = run_method(chosen, out=folder, watch=watch)
     print_result(result)
@@ -48,11 +61,14 @@ def run(method: Method, settings: Pairs = None, config: Config = None, out: Out 
 
 def print_result(result: Result) -> None:
     """Print the table of a run and where its folder is. A run that failed ends the command with code 1."""
-    from ..report.terminal import summary_table
-    from ..results.tables import Row, losses_of
+    from ..report.terminal import new_clients_table, summary_table
+    from ..results.columns import Row
+    from ..results.notes import losses_of
 
     console = make_console()
     console.print(summary_table(result.summary))
+    if "new_clients" in result.summary:
+        print_table(console, new_clients_table(result.summary))
     name = result.settings.method.name
     for note in losses_of([Row(name, name, {}, [result.summary])]):
         where = "summary.json says who" if note.startswith("attacked") else "rounds.jsonl says who and why"
@@ -65,6 +81,9 @@ def print_result(result: Result) -> None:
 def compare(
     methods_and_settings: Words = None,
     no_local: Annotated[bool, typer.Option("--no-local", help="Leave Local out.")] = False,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="After each method that exchanges prototypes, its control (control=own).")
+    ] = False,
     seeds: Seeds = "3",
     config: Config = None,
     out: Out = None,
@@ -83,6 +102,7 @@ def compare(
     grid = make_grid(
         names,
         local=not no_local,
+        controls=controls,
         seeds=parse_seeds(seeds),
         config=config,
         columns=parse_columns(columns),

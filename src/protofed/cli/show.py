@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from ..errors import ProtofedError
 from .console import make_console
 from .options import Config, Pairs, given_settings
+
+if TYPE_CHECKING:
+    from ..data.csi import CSI
 
 
 def methods() -> None:
@@ -88,13 +92,15 @@ data = typer.Typer(no_args_is_help=False, invoke_without_command=True, help="Dat
 
 @data.callback()
 def list_data(context: typer.Context) -> None:
-    """List data sets and partitions, with their settings."""
+    """List data sets, partitions and shifts, with their settings."""
     if context.invoked_subcommand is not None:
         return
     from ..data import partitions, sources
+    from ..data.shift import Shift
 
     console = make_console()
-    for title, registry in (("data sets", sources), ("partitions", partitions)):
+    registries: dict[str, Any] = {"data sets": sources, "partitions": partitions, "shifts": Shift.registry}
+    for title, registry in registries.items():
         table = Table("name", "what it is", "settings", title=title)
         for name in registry.names():
             fields = [f"{f.name}={_short(f.default)}" for f in registry.options(name).values()]
@@ -108,20 +114,53 @@ def show_data(
     settings: Pairs = None,
     config: Config = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the picture here (.png, .svg or .pdf).")] = None,
+    samples: Annotated[
+        Path | None, typer.Option(help="Draw some samples as each client sees them here; by default where they differ.")
+    ] = None,
 ) -> None:
-    """Print and draw who holds which classes: `protofed data show data=digits partition=dirichlet alpha=0.1`."""
-    from ..data.picture import counts_table, draw_counts
+    """Print and draw who holds which classes: `protofed data show data=digits partition=dirichlet alpha=0.1`.
+
+    Of Wi-Fi captures it also draws a window before and after each setting of the signal chain.
+    """
+    from ..data.csi import CSI
+    from ..data.picture import counts_table, draw_counts, draw_samples
+    from ..data.remarks import say
     from ..experiment.run import prepare_data
     from ..experiment.settings import resolve
 
     console = make_console()
     chosen = resolve("local", given_settings(config, settings))
     federated = prepare_data(chosen)
-    console.print(counts_table(federated.class_counts(), federated.class_names))
-    file = picture or Path("runs") / f"clients-{getattr(chosen.data, 'name', 'data')}-{chosen.partition.name}.png"
+    counts, classes, clients = federated.class_counts(), federated.class_names, federated.client_names
+    console.print(counts_table(counts, classes, clients=clients))
+    say(federated.remarks)
+    file = picture or Path("runs") / f"clients-{getattr(chosen.data, 'title', 'data')}-{chosen.partition.name}.png"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        draw_counts(federated.class_counts(), federated.class_names, file)
+        draw_counts(counts, classes, file, clients=clients)
     except OSError as error:
         raise ProtofedError(f"--picture {file}: cannot be written ({error.strerror})") from None
     console.print(f"picture: {file}", soft_wrap=True)
+    differ = chosen.general.shift or chosen.partition.name == "domains"
+    if samples is None and differ and len(federated.sample_shape) == 3:
+        samples = file.with_name(f"{file.stem}-samples{file.suffix}")
+    if samples is not None:
+        try:
+            draw_samples(federated, samples)
+        except OSError as error:
+            raise ProtofedError(f"--samples {samples}: cannot be written ({error.strerror})") from None
+        console.print(f"samples: {samples}", soft_wrap=True)
+    if isinstance(chosen.data, CSI):
+        _show_captures(console, chosen.data, file)
+
+
+def _show_captures(console: Console, source: CSI, counts: Path) -> None:
+    """Print what became of each capture, and draw a window of the first one, beside the other picture."""
+    from ..data.csi import read_manifest
+    from ..data.csi.picture import accounts_table, draw_stages
+
+    captures = read_manifest(Path(source.manifest).expanduser(), source.label, source.group)
+    console.print(accounts_table(source.accounts()))
+    file = counts.with_name(f"{counts.stem}-signal{counts.suffix}")
+    draw_stages(source.stages(captures[0]), file, f"The signal chain: one window of {captures[0].file.name}")
+    console.print(f"signal chain: {file}", soft_wrap=True)

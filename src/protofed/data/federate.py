@@ -8,7 +8,7 @@ labelled rows only: in the shared tensor every other row has none.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,14 +16,19 @@ import torch
 
 from ..errors import ProtofedError, unknown
 from ..seeds import numpy_stream
+from .domains import Domains, domain_names
 from .open_pools import mix_foreign
 from .partitions import Natural, Partition, partitions
+from .remarks import groups_without_match, remarks
 from .rows import balanced, hold_out, pick, ranked
-from .types import UNKNOWN, ClientData, Dataset, FederatedData, Samples, Unlabelled
+from .scaling import Scaler, apart
+from .types import UNKNOWN, ClientData, Dataset, FederatedData, Samples, Unlabelled, name_of
+from .words import some
 
 Test = Literal["central", "local"]
 Labels = Literal["all", "client", "server"]
 Pool = Literal["own", "open"]
+Scope = Literal["own", "all"]
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class Split:
     unlabelled_limit: int | None = None
     unlabelled: Pool = "own"
     open_share: float = 0.5
+    scope: Scope = "own"
 
     def __post_init__(self) -> None:
         for key, value, choices in (
             ("test", self.test, get_args(Test)),
             ("labels", self.labels, get_args(Labels)),
             ("unlabelled", self.unlabelled, get_args(Pool)),
+            ("scope", self.scope, get_args(Scope)),
         ):
             if value not in choices:
                 raise unknown(f"{key}:", value, choices)
@@ -67,6 +74,10 @@ class Split:
         yield (
             "labels='server' needs server_labels, a number of labelled samples above 0",
             self.labels == "server" and not self.server_labels,
+        )
+        yield (
+            "scope='all' is for the central test set; with test='local' a client is tested on rows of its own",
+            self.scope == "all" and self.test == "local",
         )
         yield f"open_share={self.open_share}: expected a share between 0 and 1", not 0 < self.open_share < 1
         yield (
@@ -103,6 +114,7 @@ def federate(
     unlabelled_limit: int | None = None,
     unlabelled: Pool = "own",
     open_share: float = 0.5,
+    scope: Scope = "own",
 ) -> FederatedData:
     """Distribute a data set over clients.
 
@@ -112,10 +124,12 @@ def federate(
     Args:
         dataset: the data set.
         partition: which rows go to which client: a partition, or the name of one.
-        clients: the number of clients. It may be left out with the natural partition only: one client for each group id.
+        clients: the number of clients. It may be left out with the partitions `natural` and `domains` only: one client
+            for each group id.
         seed: every draw has a stream of its own that follows from the seed and the purpose of the draw.
         test: `"central"` scores a client on the rows of the data set's test part whose class is in its training data; a
-            data set without a test part gives up `test_share` of its training part first. `"local"` holds
+            data set without a test part gives up `test_share` of its training part first; with the partition `domains`
+            they are rows of the client's own domain. `"local"` holds
             out `test_share` of each client's own rows (with the natural partition: the test rows of its own group ids,
             where it has some); the central test set is then the data set's test part, or else all clients' test rows
             together.
@@ -129,6 +143,7 @@ def federate(
         unlabelled_limit: the most unlabelled rows a client may have.
         unlabelled: `"open"` mixes samples of other classes than the client's into its unlabelled rows.
         open_share: the share of a client's unlabelled rows that are of other classes, with `unlabelled="open"`.
+        scope: with `test="central"`, whether a client is scored on the classes of its own training data or on all of them.
 
     Returns:
         what each client and the server hold. `federate(data, "dirichlet", clients=20, seed=1234)`
@@ -144,26 +159,36 @@ def federate(
         unlabelled_limit,
         unlabelled,
         open_share,
+        scope,
     )
     if server_label_noise > 0 and dataset.num_classes < 2:
         raise ProtofedError(f"server_label_noise={server_label_noise} needs at least 2 classes")
     dataset.check()
     partition = partitions.make(partition) if isinstance(partition, str) else partition
+    dataset = apart(dataset, held_out=dataset.x_test is None or test == "local")
     rows = _Rows(dataset, with_unlabelled=labels != "all")
     central, training = _central_test(dataset, rows, split, seed)
     server, training = _server_part(dataset, rows, training, split, seed)
     client_rows = _client_rows(dataset, partition, clients, training, seed)
+    domains = _domains(dataset, partition, client_rows)
+    names, notes = _client_names(dataset, partition, training, len(client_rows), domains)
     local: list[Samples] | None = None
     if test == "local":
-        local, client_rows = _local_tests(dataset, rows, partition, client_rows, test_share, seed)
+        local, client_rows, more = _local_tests(dataset, rows, partition, client_rows, test_share, seed, names)
+        notes = (*notes, *more)
         if central is None:
             central = rows.reveal(np.sort(np.concatenate([part.index.numpy() for part in local])))
     assert central is not None
+    scaler = Scaler.of(dataset, rows.x)
+    held_out = [part.index.numpy() for part in (central, *(local or ())) if part.x is rows.x]
+    scaler.without(np.unique(np.concatenate([np.empty(0, np.int64), *held_out])), len(rows.y))
+    notes = (*notes, *remarks(dataset, rows.x, client_rows, [central] if local is None else local, names))
     shares = [
-        _client_share(dataset, rows, training, split, seed, client) for client, training in enumerate(client_rows)
+        _client_share(dataset, rows, training, split, seed, client, names)
+        for client, training in enumerate(client_rows)
     ]
     pools = _unlabelled_pools(dataset, rows, shares, split, seed)
-    tests = _tests_by_classes(dataset, central, shares) if local is None else local
+    tests = _tests_by_classes(dataset, central, shares, names, domains, scope) if local is None else local
     parts = [
         ClientData(
             share.labelled,
@@ -174,7 +199,7 @@ def federate(
         )
         for share, tested, pool in zip(shares, tests, pools, strict=True)
     ]
-    return FederatedData(
+    data = FederatedData(
         parts,
         dataset.num_classes,
         dataset.sample_shape,
@@ -184,11 +209,67 @@ def federate(
         dataset.class_names,
         dataset.name,
         dataset.class_values,
-        _client_names(dataset, partition, len(parts)),
-        dataset.mean,
-        dataset.std,
+        names,
+        scaler.mean,
+        scaler.std,
         dataset.kind,
         dataset.flips,
+        columns=dataset.columns,
+        remarks=notes,
+    )
+    return scaler.by_site(data, client_rows)
+
+
+def without_test_rows(
+    dataset: Dataset,
+    partition: Partition | str,
+    clients: int | None = None,
+    *,
+    seed: int,
+    test: Test = "central",
+    test_share: float = 0.2,
+    server_labels: int = 0,
+) -> Dataset:
+    """The data set without a test part, and without the training rows that `federate` would hold out for testing.
+
+    Whoever has to choose by anything but test rows is given this.
+
+    Args:
+        dataset: the data set.
+        partition: as for `federate`.
+        clients: as for `federate`.
+        seed: as for `federate`.
+        test: as for `federate`.
+        test_share: as for `federate`.
+        server_labels: as for `federate`.
+
+    Returns:
+        the other rows. `without_test_rows(data, "natural", seed=1234, test="local")`
+    """
+    split = Split(test, test_share, server_labels=server_labels)
+    dataset.check()
+    partition = partitions.make(partition) if isinstance(partition, str) else partition
+    dataset = apart(dataset, held_out=dataset.x_test is None or test == "local")
+    rows = _Rows(dataset, with_unlabelled=False)
+    _, kept = _central_test(dataset, rows, split, seed)
+    if test == "local":
+        _, training = _server_part(dataset, rows, kept, split, seed)
+        client_rows = _client_rows(dataset, partition, clients, training, seed)
+        domains = _domains(dataset, partition, client_rows)
+        names, _ = _client_names(dataset, partition, training, len(client_rows), domains)
+        tests, _, _ = _local_tests(dataset, rows, partition, client_rows, test_share, seed, names)
+        held_out = [part.index.numpy() for part in tests if part.x is rows.x]
+        kept = np.setdiff1d(kept, np.concatenate([*held_out, kept[:0]]))
+    index = torch.from_numpy(kept)
+    return replace(
+        dataset,
+        x_train=dataset.x_train[index],
+        y_train=dataset.y_train[index],
+        group_train=None if dataset.group_train is None else dataset.group_train[index],
+        x_test=None,
+        y_test=None,
+        group_test=None,
+        sequence_train=None if dataset.sequence_train is None else dataset.sequence_train[index],
     )
 
 
@@ -258,19 +339,21 @@ def _client_rows(
     """The training rows of each client."""
     groups = None if dataset.group_train is None else dataset.group_train.numpy()[training]
     if clients is None:
-        if not isinstance(partition, Natural):
+        if not partition.by_groups:
             raise ProtofedError(f"partition {partition.name!r} needs a number of clients")
         clients = 1 if groups is None else len(np.unique(groups))
     labels = dataset.y_train.numpy()[training]
     return [training[share] for share in partition.split(labels, clients, numpy_stream(seed, "partition"), groups)]
 
 
-def _client_share(dataset: Dataset, rows: _Rows, training: np.ndarray, split: Split, seed: int, client: int) -> _Share:
+def _client_share(
+    dataset: Dataset, rows: _Rows, training: np.ndarray, split: Split, seed: int, client: int, names: Sequence[str]
+) -> _Share:
     """A client's training rows as validation, labelled and unlabelled rows."""
     validation: Samples | None = None
     if split.validation_share:
         stream = numpy_stream(seed, "validation", client)
-        mask = _own_share(rows.y[training], split.validation_share, stream, client, "validation")
+        mask = _own_share(rows.y[training], split.validation_share, stream, name_of(client, names), "validation")
         validation, training = rows.reveal(training[mask]), training[~mask]
     classes = np.zeros(dataset.num_classes, bool)
     classes[rows.y[training]] = True
@@ -296,20 +379,39 @@ def _unlabelled_pools(
     return pools
 
 
-def _tests_by_classes(dataset: Dataset, central: Samples, shares: Sequence[_Share]) -> list[Samples]:
-    """For each client the rows of the central test set whose class is in its training data."""
-    tests: dict[bytes, Samples] = {}  # clients with the same classes share one list of test rows
+def _domains(dataset: Dataset, partition: Partition, client_rows: Sequence[np.ndarray]) -> list[int] | None:
+    """The domain of each client, where the partition gives each one."""
+    if not isinstance(partition, Domains) or dataset.group_train is None:
+        return None
+    return [int(dataset.group_train[rows[0]]) for rows in client_rows]
+
+
+def _tests_by_classes(
+    dataset: Dataset,
+    central: Samples,
+    shares: Sequence[_Share],
+    names: Sequence[str],
+    domains: Sequence[int] | None,
+    scope: Scope,
+) -> list[Samples]:
+    """For each client the rows of the central test set whose class is in its training data, or all of them; of its own
+    domain alone where it has one."""
+    tests: dict[tuple[int | None, bytes], Samples] = {}  # clients with the same classes share one list of test rows
     labels = central.labels.numpy()
-    for client, share in enumerate(shares):
-        key = share.classes.tobytes()
+    groups = dataset.group_test if central.x is dataset.x_test else dataset.group_train
+    own_groups = None if domains is None or groups is None else groups[central.index].numpy()
+    keys = [(None if domains is None else domains[c], share.classes.tobytes()) for c, share in enumerate(shares)]
+    for client, (share, key) in enumerate(zip(shares, keys, strict=True)):
         if key not in tests:
-            tests[key] = central.subset(torch.from_numpy(np.flatnonzero(share.classes[labels])))
+            mask = share.classes[labels] if scope == "own" else np.ones(len(labels), bool)
+            mask = mask if own_groups is None else mask & (own_groups == key[0])
+            tests[key] = central.subset(torch.from_numpy(np.flatnonzero(mask)))
         if not len(tests[key]):
+            classes = [dataset.class_name(c) for c in np.flatnonzero(share.classes).tolist()]
             raise ProtofedError(
-                f"{dataset.name}: the test part has no sample of client {client}'s classes "
-                f"{np.flatnonzero(share.classes).tolist()}"
+                f"{dataset.name}: the test part has no sample of the classes of {name_of(client, names)}: {some(classes)}"
             )
-    return [tests[share.classes.tobytes()] for share in shares]
+    return [tests[key] for key in keys]
 
 
 def _confuse(samples: Samples, share: float, classes: int, rng: np.random.Generator) -> None:
@@ -331,12 +433,24 @@ def _with_unlabelled(
     ]
 
 
-def _client_names(dataset: Dataset, partition: Partition, clients: int) -> tuple[str, ...]:
-    """The names of natural clients, which are those of their groups, where each client has one group."""
+def _client_names(
+    dataset: Dataset, partition: Partition, training: np.ndarray, clients: int, domains: Sequence[int] | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of natural clients, which are those of their groups, and a remark where a group has no training row left.
+
+    There are no names where the groups have none.
+    """
+    if domains is not None and dataset.group_names:
+        return domain_names(dataset.group_names, domains), ()
     if not isinstance(partition, Natural) or dataset.group_train is None or not dataset.group_names:
-        return ()
-    ids = dataset.group_train.unique().tolist()
-    return tuple(dataset.group_names[i] for i in ids) if len(ids) == clients else ()
+        return (), ()
+    groups = dataset.group_train.numpy()
+    names = [dataset.group_names[i] for i in np.unique(groups[training]).tolist()]
+    shares = [names[client::clients] for client in range(clients)]
+    lost = [dataset.group_name(g) for g in np.setdiff1d(groups, groups[training]).tolist()]
+    remark = f"{dataset.name}: a site all of whose rows are held out for tests: {some(lost)}"
+    joined = tuple(" + ".join(s[:3]) + (f" + {len(s) - 3} more" if len(s) > 3 else "") for s in shares)
+    return joined, (remark,) if lost else ()
 
 
 def _hide_labels(
@@ -363,29 +477,40 @@ def _local_tests(
     client_rows: Sequence[np.ndarray],
     share: float,
     seed: int,
-) -> tuple[list[Samples], list[np.ndarray]]:
-    """Each client's test rows, and what remains of its training rows."""
+    names: Sequence[str],
+) -> tuple[list[Samples], list[np.ndarray], tuple[str, ...]]:
+    """Each client's test rows, what remains of its training rows, and remarks about sites that are in one part alone."""
+    notes: tuple[str, ...] = ()
     group_tests: list[np.ndarray] = [np.empty(0, np.int64)] * len(client_rows)
     if isinstance(partition, Natural) and dataset.group_train is not None and dataset.group_test is not None:
         ids = np.unique(dataset.group_train.numpy()[np.concatenate(client_rows)])
         owner = partition.owners(dataset.group_test.numpy(), ids, len(client_rows))
+        if (owner < 0).all():
+            strange, known = (
+                some([dataset.group_name(i) for i in np.unique(g).tolist()]) for g in (dataset.group_test, ids)
+            )
+            raise ProtofedError(
+                f"{dataset.name}: no test row is of a site that trains; tests have {strange}, training {known}"
+            )
         group_tests = [np.flatnonzero(owner == client) for client in range(len(client_rows))]
+        notes = tuple(groups_without_match(dataset, owner, len(client_rows), names))
     tests, remaining = [], []
     for client, training in enumerate(client_rows):
         if len(group_tests[client]) and dataset.x_test is not None and dataset.y_test is not None:
             tests.append(Samples(dataset.x_test, dataset.y_test, torch.from_numpy(group_tests[client])))
             remaining.append(training)
         else:
-            mask = _own_share(rows.y[training], share, numpy_stream(seed, "split", client), client, "test")
+            stream = numpy_stream(seed, "split", client)
+            mask = _own_share(rows.y[training], share, stream, name_of(client, names), "test")
             tests.append(rows.reveal(training[mask]))
             remaining.append(training[~mask])
-    return tests, remaining
+    return tests, remaining, notes
 
 
-def _own_share(labels: np.ndarray, share: float, rng: np.random.Generator, client: int, part: str) -> np.ndarray:
+def _own_share(labels: np.ndarray, share: float, rng: np.random.Generator, client: str, part: str) -> np.ndarray:
     if len(labels) < 2:
         raise ProtofedError(
-            f"client {client} has {len(labels)} sample left; a {part} part of its own needs at least 2 "
+            f"{client} has {len(labels)} sample left; a {part} part of its own needs at least 2 "
             "(fewer clients or a larger min_size give it more)"
         )
     return hold_out(labels, share, rng)

@@ -13,6 +13,17 @@ from torch import Tensor
 
 from .types import FederatedData
 
+ADDED = ("unseen", "newcomers", "newcomer_names")  # without them, digests are as they were before there were any
+DERIVED = (
+    "augmentation",
+    "name",
+    "triggered",
+    "site_mean",
+    "site_std",
+    "columns",
+    "remarks",
+)  # they follow from settings and data
+
 
 def fingerprint(data: FederatedData) -> str:
     """The SHA-256 of everything that clients, tests and the server hold. It differs for other data or another partition.
@@ -36,9 +47,11 @@ def fingerprint(data: FederatedData) -> str:
             digest.update(f"{value.dtype}{tuple(value.shape)}".encode() + digests[key])
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             for field in dataclasses.fields(value):
-                if field.name not in ("augmentation", "name", "triggered"):  # they follow from settings and data
+                entry = getattr(value, field.name)
+                absent = not isinstance(entry, Tensor) and not entry and field.name in ADDED
+                if field.name not in DERIVED and not absent:
                     digest.update(field.name.encode())
-                    add(getattr(value, field.name))
+                    add(entry)
         elif isinstance(value, Mapping):
             for name, entry in value.items():
                 add(name)

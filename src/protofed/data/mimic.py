@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import ProtofedError
+from .lines import table
 from .sources import listed, register
-from .text import Note, TextSource, distinct, split_off, table
+from .text import Note, TextSource, distinct, split_off
 from .types import Dataset
 
 log = logging.getLogger("protofed")

@@ -23,6 +23,8 @@ class Partition:
 
     name: ClassVar[str]
     complete: ClassVar[bool] = True
+    by_groups: ClassVar[bool] = False
+    """Whether clients follow from the data's group ids, so that their number may be left open."""
 
     def split(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None = None
@@ -100,11 +102,11 @@ class NWay(Partition):
     draw: Literal["normal", "uniform"] = "normal"
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.way) and self.way >= 1, f"way must be at least 1, got {self.way}")
-        _require(self.shot >= 1, f"shot must be at least 1, got {self.shot}")
+        require(math.isfinite(self.way) and self.way >= 1, f"way must be at least 1, got {self.way}")
+        require(self.shot >= 1, f"shot must be at least 1, got {self.shot}")
         for key, value in (("spread", self.spread), ("shot_spread", self.shot_spread)):
-            _require(value is None or (math.isfinite(value) and value >= 0), f"{key} must be 0 or more, got {value}")
-        _require(self.draw in ("normal", "uniform"), f"draw must be 'normal' or 'uniform', got {self.draw!r}")
+            require(value is None or (math.isfinite(value) and value >= 0), f"{key} must be 0 or more, got {value}")
+        require(self.draw in ("normal", "uniform"), f"draw must be 'normal' or 'uniform', got {self.draw!r}")
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
@@ -203,8 +205,8 @@ class Dirichlet(Partition):
     min_size: int = 2
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.alpha) and self.alpha > 0, f"alpha must be above 0, got {self.alpha}")
-        _require(self.min_size >= 1, f"min_size must be at least 1, got {self.min_size}")
+        require(math.isfinite(self.alpha) and self.alpha > 0, f"alpha must be above 0, got {self.alpha}")
+        require(self.min_size >= 1, f"min_size must be at least 1, got {self.min_size}")
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
@@ -272,7 +274,7 @@ class Pathological(Partition):
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        _require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
+        require(self.classes_per_client >= 1, f"classes_per_client must be at least 1, got {self.classes_per_client}")
 
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
@@ -283,33 +285,57 @@ class Pathological(Partition):
             raise ProtofedError(
                 f"partition 'pathological': classes_per_client={k}, but the data has {len(sizes)} classes"
             )
-        shards = _shards(sizes, clients, k, rng)
         counts = np.zeros((clients, len(sizes)), np.int64)
-        for c, holders in enumerate(_hand_out(shards, clients, k, rng)):
+        for c, holders in enumerate(hand_out(shards(sizes, clients, k, rng), clients, k, rng)):
             if len(holders):
                 counts[holders, c] = sizes[c] // len(holders)
                 counts[rng.permutation(holders)[: sizes[c] % len(holders)], c] += 1
         return distribute(ranks, counts, rng)
 
 
-def _shards(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The number of shards of each class, `clients · k` in total; the class with the largest shards gets the next one."""
-    shards = np.zeros(len(sizes), np.int64)
-    shards[rng.permutation(len(sizes))[: clients * k]] = 1
+def shards(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """The number of shards of each class, `clients · k` in total; the class with the largest shards gets the next one.
+
+    Args:
+        sizes: the number of samples of each class.
+        clients: the number of clients.
+        k: the number of classes of a client.
+        rng: the stream to draw from.
+
+    Returns:
+        at most as many shards of a class as there are clients.
+
+    >>> shards(np.array([30, 30, 60]), 2, 2, np.random.default_rng(0)).tolist()
+    [1, 1, 2]
+    """
+    numbers = np.zeros(len(sizes), np.int64)
+    numbers[rng.permutation(len(sizes))[: clients * k]] = 1
     jitter = 1 + 1e-6 * rng.random(len(sizes))  # ties are broken at random
-    for _ in range(clients * k - int(shards.sum())):
-        shards[np.where(shards < clients, sizes * jitter / np.maximum(shards, 1), -1.0).argmax()] += 1
-    return shards
+    for _ in range(clients * k - int(numbers.sum())):
+        numbers[np.where(numbers < clients, sizes * jitter / np.maximum(numbers, 1), -1.0).argmax()] += 1
+    return numbers
 
 
-def _hand_out(shards: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> list[list[int]]:
+def hand_out(numbers: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> list[list[int]]:
     """The clients that get a shard of each class: k different classes for each client, otherwise at random.
 
     A class with as many remaining shards as there are remaining clients must be given to the next client; then the rest
     always fits.
+
+    Args:
+        numbers: the number of shards of each class, as `shards` gives it.
+        clients: the number of clients.
+        k: the number of classes of a client.
+        rng: the stream to draw from.
+
+    Returns:
+        for each class its clients.
+
+    >>> hand_out(np.array([1, 1, 2]), 2, 2, np.random.default_rng(0))[2]
+    [0, 1]
     """
-    remaining = shards.copy()
-    holders: list[list[int]] = [[] for _ in shards]
+    remaining = numbers.copy()
+    holders: list[list[int]] = [[] for _ in numbers]
     for client in range(clients):
         urgent = remaining == clients - client
         weights = np.where(urgent, 0, remaining)
@@ -371,6 +397,8 @@ class Natural(Partition):
     With fewer clients than ids, the ids are assigned round-robin: the j-th id goes to client j mod clients.
     """
 
+    by_groups: ClassVar[bool] = True
+
     def rows(
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> list[np.ndarray]:
@@ -396,6 +424,7 @@ class Natural(Partition):
         return np.where(ids[index] == groups, index % clients, -1)
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise a `ValueError`, which the registry turns into an error of one line, unless a condition holds."""
     if not condition:
         raise ValueError(message)

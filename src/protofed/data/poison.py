@@ -33,7 +33,7 @@ def relabelled(
     for client in sorted(clients):
         samples = data.clients[client].labelled
         if not len(samples):
-            raise ProtofedError(f"{owner} changes labels of training samples, and client {client} has none")
+            raise ProtofedError(f"{owner} changes labels of training samples, and {data.name_of(client)} has none")
         new = change(samples.labels)
         if bool((new >= data.num_classes).any()):
             raise ProtofedError(f"{owner}: class {int(new.max())}; expected 0 to {data.num_classes - 1}")

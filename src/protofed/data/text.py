@@ -6,8 +6,6 @@ which label it gets where its copies have different ones.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import hashlib
 import json
 import logging
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import safetensors.numpy
@@ -29,7 +27,8 @@ import torch
 from ..errors import ProtofedError
 from ..pretrained import locate, quiet, transformers
 from ..seeds import numpy_stream
-from .sources import DataSource, first_line, listed, register
+from .lines import table
+from .sources import DataSource, first_line, register
 from .types import Dataset
 
 log = logging.getLogger("protofed")
@@ -38,100 +37,6 @@ Several = Literal["error", "first", "drop", "rarest"]
 
 _CLS, _SEP, _WORDS = 1, 2, 3  # token ids of the hashing tokenizer, whose words begin at 3
 _WORD = re.compile(r"\w+|[^\w\s]")
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
-def table(path: str, columns: Sequence[str], skip: bool = False) -> Iterator[tuple[str, dict[str, str]]]:
-    """Read some columns of a .csv, .tsv or .jsonl file (`.gz` or not).
-
-    Args:
-        path: the file.
-        columns: their names.
-        skip: whether rows that cannot be read are left out; otherwise they are errors.
-
-    Returns:
-        for each row its file and line, and the text in each of these columns, empty where the row has none.
-    """
-    file = Path(path).expanduser()
-    suffixes = [s for s in map(str.lower, file.suffixes) if s != ".gz"]
-    suffix = suffixes[-1] if suffixes else ""
-    if suffix not in (".csv", ".tsv", ".jsonl"):
-        raise ProtofedError(f"{file}: expected a file .csv, .tsv or .jsonl, or one of these with .gz")
-    if not file.is_file():
-        raise ProtofedError(f"{file}: no such file")
-    rows = _json_lines if suffix == ".jsonl" else _delimited("\t" if suffix == ".tsv" else ",")
-    skipped = 0
-    try:
-        with _opened(file) as stream:
-            for line, row in rows(stream, file, columns):
-                if isinstance(row, str):
-                    if not skip:
-                        raise ProtofedError(f"{file} line {line}: {row} (damaged=skip leaves such rows out)")
-                    skipped += 1
-                else:
-                    yield f"{file} line {line}", row
-    except UnicodeDecodeError as error:
-        raise ProtofedError(f"{file}: not UTF-8 text ({first_line(error)})") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise ProtofedError(f"{file}: unreadable or damaged ({first_line(error)})") from None
-    if skipped:
-        log.warning("%s: %d rows that cannot be read are left out", file, skipped)
-
-
-def _opened(file: Path) -> IO[str]:
-    if file.suffix.lower() == ".gz":
-        return gzip.open(file, "rt", encoding="utf-8-sig", newline="")
-    return file.open(encoding="utf-8-sig", newline="")
-
-
-Rows = Callable[[IO[str], Path, Sequence[str]], Iterator[tuple[int, "dict[str, str] | str"]]]
-
-
-def _delimited(delimiter: str) -> Rows:
-    def rows(stream: IO[str], file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | str]]:
-        limit = csv.field_size_limit(2**31 - 1)  # a note may be longer than the library's usual limit
-        try:
-            reader = csv.reader(stream, delimiter=delimiter, strict=True)
-            header = next(reader, [])
-            if missing_columns := [c for c in columns if c not in header]:
-                raise ProtofedError(f"{file}: no column {listed(missing_columns)}; found {listed(header) or 'nothing'}")
-            positions = [header.index(c) for c in columns]
-            begin = reader.line_num + 1
-            for cells in reader:
-                if len(cells) == len(header):
-                    yield begin, {c: cells[i] for c, i in zip(columns, positions, strict=True)}
-                elif cells:
-                    yield begin, f"{len(cells)} fields, but the header has {len(header)}"
-                begin = reader.line_num + 1
-        except csv.Error as error:
-            raise ProtofedError(f"{file} line {reader.line_num}: {first_line(error)}") from None
-        finally:
-            csv.field_size_limit(limit)
-
-    return rows
-
-
-def _json_lines(stream: IO[str], file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str] | str]]:
-    known_keys: set[str] = set()
-    for line, text in enumerate(stream, 1):
-        if not text.strip():
-            continue
-        try:
-            item = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            yield line, f"not JSON ({first_line(error)})"
-            continue
-        if not isinstance(item, dict):
-            yield line, f"expected an object {{...}}, got {type(item).__name__}"
-        elif nested := [c for c in columns if isinstance(item.get(c), dict | list)]:
-            yield line, f"{nested[0]} must be text or a number, got {type(item[nested[0]]).__name__}"
-        else:
-            known_keys |= item.keys()
-            yield line, {c: "" if item.get(c) is None else str(item[c]) for c in columns}
-    if missing_keys := [c for c in columns if c not in known_keys]:
-        raise ProtofedError(
-            f"{file}: no key {listed(missing_keys)} in any line; found {listed(sorted(known_keys)) or 'nothing'}"
-        )
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ clients cost a thousand index lists.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -15,8 +16,13 @@ from torch import Tensor
 
 from ..errors import ProtofedError
 from .augment import Augmentation
+from .labels import numbered
+from .summary import dataset_html, dataset_line, federated_html, federated_line
+from .table import Columns
 
 SampleKind = Literal["auto", "image", "csi", "features", "tokens"]
+Scale = tuple[Tensor | None, Tensor | None]
+Scaling = Literal["all", "site", "none"]
 UNKNOWN = -1  # the label of a sample whose class is hidden or unknown
 
 
@@ -32,6 +38,12 @@ class Dataset:
     `x_unlabelled` are further samples whose class nobody knows. `mean` and `std` undo the standardisation, one number a
     channel (images) or feature (flat samples), and are None without standardisation. `kind` says what a sample is where
     its shape does not, and `flips` whether its mirror image has the same class (None where this is unknown).
+    `sequence_train` is the recording that each training sample was cut from, where samples were: two samples of one
+    recording that stand side by side were recorded side by side.
+
+    `scaling` says by whose statistics samples are standardised. Rows that are held out for tests later do not count among
+    them: `federate` sees to it. `columns` says how the rows of a table became samples, and `options` are the settings with
+    which data in memory became this data set.
     """
 
     x_train: Tensor
@@ -50,6 +62,16 @@ class Dataset:
     std: Tensor | None = None
     kind: SampleKind = "auto"
     flips: bool | None = None
+    scaling: Scaling = "none"
+    columns: Columns | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sequence_train: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return dataset_line(self)
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self)
 
     @classmethod
     def from_arrays(
@@ -68,18 +90,19 @@ class Dataset:
         x_unlabelled: np.ndarray | Tensor | None = None,
         kind: SampleKind = "auto",
         flips: bool | None = None,
+        sequence_train: np.ndarray | Tensor | None = None,
     ) -> Dataset:
         """Check and convert a user's own arrays.
 
         Features keep their scale, but 8-bit images are scaled to 0 … 1. Images come out channels first: `[n, H, W, 3]`
-        is turned, and 8-bit `[n, H, W]` gets its one channel. Group ids may be integers or text. Where neither the
-        number of classes nor their names are given, every class from 0 to the largest label must have a sample.
+        is turned, and 8-bit `[n, H, W]` gets its one channel. Labels are integers from 0 on, words, which become the names
+        of the classes in alphabetical order, or booleans. Group ids may be integers or text. Where neither the number of
+        classes nor their names are given, every class from 0 to the largest label must have a sample.
 
         Example: `Dataset.from_arrays(x, y, x_test, y_test, name="mine")`
         """
-        labels = [_labels(y_train, f"{name}: y_train")]
-        if y_test is not None:
-            labels.append(_labels(y_test, f"{name}: y_test"))
+        given = [y_train] if y_test is None else [y_train, y_test]
+        labels, class_names = numbered(given, class_names, [f"{name}: y_train", f"{name}: y_test"][: len(given)])
         if num_classes is None and not class_names and not class_values:
             _check_complete(labels, name)
         top = max((int(y.max()) for y in labels if y.size), default=-1) + 1
@@ -99,6 +122,7 @@ class Dataset:
             None if x_unlabelled is None else _features(x_unlabelled, f"{name}: x_unlabelled"),
             kind=kind,
             flips=flips,
+            sequence_train=None if sequence_train is None else torch.as_tensor(sequence_train),
         )
         data.check()
         return data
@@ -139,24 +163,31 @@ class Dataset:
         if self.x_unlabelled is not None:
             _check_finite(self.x_unlabelled, f"{self.name}: the unlabelled samples")
 
+    def class_name(self, label: int) -> str:
+        """The name of a class, or its number where classes have no names."""
+        return self.class_names[label] if self.class_names else str(label)
+
+    def group_name(self, group: int) -> str:
+        """The name of a natural client, or its id where they have no names."""
+        return self.group_names[group] if self.group_names else str(group)
+
     @property
     def sample_shape(self) -> tuple[int, ...]:
         """The shape of one sample."""
         return tuple(self.x_train.shape[1:])
 
-    def standardised(self) -> Dataset:
-        """The data set with mean 0 and standard deviation 1 per channel (images) or feature (flat samples) of the
-        training part."""
+    def standardised(self, scaling: Scaling = "all", rows: Tensor | None = None) -> Dataset:
+        """The data set with mean 0 and standard deviation 1 per channel (images) or feature (flat samples).
+
+        Args:
+            scaling: By whose statistics `federate` is to see to it: those of `all` training rows, or of each `site`'s own.
+            rows: The training rows whose statistics are taken; by default all.
+        """
         if not self.x_train.is_floating_point():
             return self  # tokens
-        axes = (0,) if self.x_train.ndim == 2 else (0, *range(2, self.x_train.ndim))
-        mean = self.x_train.mean(axes, keepdim=True)
-        std = self.x_train.std(axes, correction=0, keepdim=True)
-        std = torch.where(std > 1e-6, std, torch.ones_like(std))
+        mean, std = statistics(self.x_train if rows is None else self.x_train[rows], self.std)
         test, unlabelled = (None if x is None else (x - mean).div_(std) for x in (self.x_test, self.x_unlabelled))
-        whole_mean, whole_std = mean.flatten(), std.flatten()
-        if self.mean is not None and self.std is not None:  # these undo both standardisations together
-            whole_mean, whole_std = self.mean + self.std * whole_mean, self.std * whole_std
+        whole_mean, whole_std = composed(self.mean, self.std, mean, std)
         return replace(
             self,
             x_train=(self.x_train - mean).div_(std),
@@ -164,21 +195,52 @@ class Dataset:
             x_unlabelled=unlabelled,
             mean=whole_mean,
             std=whole_std,
+            scaling=scaling,
         )
+
+
+def statistics(x: Tensor, unit: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mean and deviation of samples per channel or feature, in the shape in which they can be subtracted and divided by.
+
+    Args:
+        x: Samples `[n, ...]`.
+        unit: What 1 in `x` stands for where it was standardised before. What does not vary is left in its first unit.
+    """
+    axes = (0,) if x.ndim == 2 else (0, *range(2, x.ndim))
+    mean, std = x.mean(axes, keepdim=True), x.std(axes, correction=0, keepdim=True)
+    before = torch.ones_like(std) if unit is None else unit.reshape(std.shape)
+    return mean, torch.where(std * before > 1e-6, std, 1 / before)
+
+
+def composed(mean: Tensor | None, std: Tensor | None, then_mean: Tensor, then_std: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and deviation that undo two standardisations together, one number a channel or feature."""
+    then_mean, then_std = then_mean.flatten(), then_std.flatten()
+    return (then_mean, then_std) if mean is None or std is None else (mean + std * then_mean, std * then_std)
+
+
+def rescaled(x: Tensor, before: Scale, after: Scale) -> Tensor:
+    """Samples in another scale than they are in.
+
+    Args:
+        x: Samples `[n, ...]`.
+        before: The mean and deviation, one number a channel or feature, that they are standardised by.
+        after: Those that they are to be standardised by.
+
+    Returns:
+        The samples themselves where both are the same, or where nothing is standardised.
+    """
+    if before[0] is None or before[1] is None or after[0] is None or after[1] is None:
+        return x
+    if torch.equal(before[0], after[0]) and torch.equal(before[1], after[1]):
+        return x
+    shape = (1, -1, *(1 for _ in x.shape[2:]))
+    mean, std = (after[0] - before[0]) / before[1], after[1] / before[1]
+    return (x - mean.reshape(shape)).div_(std.reshape(shape))
 
 
 def _check_finite(x: Tensor, source: str) -> None:
     if not bool(torch.isfinite(x).all()):
         raise ProtofedError(f"{source} hold NaN or infinity")
-
-
-def _labels(y: np.ndarray | Tensor, source: str) -> np.ndarray:
-    array = np.asarray(y)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise ProtofedError(f"{source} must be a list of integer labels, got shape {array.shape} of {array.dtype}")
-    if array.size and int(array.max()) > np.iinfo(np.int64).max:
-        raise ProtofedError(f"{source} has the label {int(array.max())}; expected small integers from 0 on")
-    return array.astype(np.int64)
 
 
 def _check_complete(parts: list[np.ndarray], name: str) -> None:
@@ -273,7 +335,8 @@ class Unlabelled:
 @dataclass(frozen=True)
 class ClientData:
     """One client's data: labelled samples for training, unlabelled ones, test samples, and validation samples if there
-    are any. `triggered` are test samples with an attacker's trigger, labelled as the attacker wants them taken."""
+    are any. `triggered` are test samples with an attacker's trigger, labelled as the attacker wants them taken, and `unseen`
+    samples of a domain that no client holds."""
 
     labelled: Samples
     test: Samples
@@ -281,13 +344,27 @@ class ClientData:
     unlabelled: Unlabelled | None = None
     validation: Samples | None = None
     triggered: Samples | None = None
+    unseen: Samples | None = None
+
+
+def name_of(client: int, names: Sequence[str]) -> str:
+    """The name of a client among `names`, or its number where it has none.
+
+    >>> name_of(1, ["hall", "kitchen"]), name_of(3, ())
+    ('kitchen', 'client 3')
+    """
+    return names[client] if 0 <= client < len(names) else f"client {client}"
 
 
 @dataclass(frozen=True)
 class FederatedData:
     """All data of a federation. `held_back` has the labels of unlabelled samples, and is for measuring only.
 
-    A label held back is `UNKNOWN` where the data set has none. `mean`, `std`, `kind` and `flips` are those of the data set.
+    A label held back is `UNKNOWN` where the data set has none. `newcomers` are held out of the federation, to join it
+    when it has finished. `kind`, `flips` and `columns` are those of the data set. `mean` and `std` are the statistics of
+    all training rows by which samples are standardised; where each client's own are taken, these are the rows of
+    `site_mean` and `site_std`, the newcomers' after the clients', and `scaling(client)` gives what holds for a client. The
+    central test set is in the scale of all. `remarks` is what a person should know before a run, one sentence each.
     """
 
     clients: list[ClientData]
@@ -305,14 +382,59 @@ class FederatedData:
     kind: SampleKind = "auto"
     flips: bool | None = None
     augmentation: Augmentation | None = None
+    newcomers: list[ClientData] = field(default_factory=list)
+    newcomer_names: tuple[str, ...] = ()
+    site_mean: Tensor | None = None
+    site_std: Tensor | None = None
+    columns: Columns | None = None
+    remarks: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return federated_line(self)
+
+    def _repr_html_(self) -> str:
+        return federated_html(self)
+
+    def name_of(self, client: int) -> str:
+        """The name of a client: its site's, where clients are sites with names, or its number, `client 3`."""
+        return name_of(client, self.client_names)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all clients."""
+        return [self.name_of(client) for client in range(len(self.clients))]
+
+    def scaling(self, client: int) -> tuple[Tensor | None, Tensor | None]:
+        """The mean and the deviation by which a client's samples were standardised, one number a channel or feature.
+
+        `x * std + mean` is the scale that the data came in. Both are None where samples are not standardised.
+        """
+        if self.site_mean is None or self.site_std is None:
+            return self.mean, self.std
+        return self.site_mean[client], self.site_std[client]
+
+    def central_for(self, client: int) -> Samples | None:
+        """The central test set in a client's own scale."""
+        central = self.central_test
+        if central is None or self.site_mean is None or self.site_std is None or self.mean is None or self.std is None:
+            return central
+        x, y = central.take()
+        x = rescaled(x, (self.mean, self.std), self.scaling(client))
+        return Samples(x, y, torch.arange(len(y), device=y.device))
 
     def to(self, device: torch.device | str) -> FederatedData:
-        """The data on a device. Tensors that clients share are still shared."""
-        tensors_on_device: dict[int, Tensor] = {}
+        """The data on a device."""
+        return self.mapped(lambda tensor: tensor.to(device))
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> FederatedData:
+        """The data with each tensor changed by a function. Tensors that clients share are still shared."""
+        changed: dict[int, Tensor] = {}
 
         def move(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return tensors_on_device.setdefault(id(value), value.to(device))
+                if id(value) not in changed:
+                    changed[id(value)] = change(value)
+                return changed[id(value)]
             if isinstance(value, list):
                 return [move(v) for v in value]
             if is_dataclass(value) and not isinstance(value, type):

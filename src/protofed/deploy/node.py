@@ -11,6 +11,7 @@ the node runs what is installed where it is.
 | `runs/RUN/begin.json` | what the server said when the run began |
 | `runs/RUN/round-000012.safetensors` | the state of this site after a round: its model, its optimiser, its memory |
 | `runs/RUN/model.safetensors`, `prototypes.safetensors`, `README.md` | what the run leaves to the site |
+| `runs/RUN/classifier.safetensors` | all of it to predict with |
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from ..errors import ProtofedError
 from ..experiment.architectures import make as make_model
 from ..experiment.run import engine_inputs, mechanism_of, rules_of
 from ..experiment.settings import AutoModel, Settings, resolve
-from ..federation.checkpoint import StoredStates, write_states, write_tensors
+from ..federation.checkpoint import StoredStates, write_states
+from ..federation.engine import Downloads
 from ..federation.local import ClientState
 from ..federation.site import Site, opened, sealed
 from ..grammar import write_choice
@@ -43,7 +45,8 @@ from ..registry import as_options
 from ..wire import WireError
 from .cards import Card, federation_data, stand_in
 from .ledger import PrivacyLedger
-from .policy import Policy, Refusal, Thinning, refuse_attack
+from .policy import Policy, Refusal, Thinning, refuse_simulated
+from .remains import Remains
 
 if TYPE_CHECKING:
     from ..privacy.party import Party
@@ -126,7 +129,7 @@ class Node:
         make_model(model)  # an unknown model is an error now, and not when the first run begins
         self.name, self.folder, self.data, self.model = name, folder, data, model
         self.policy = policy or Policy()
-        self.runs: dict[str, tuple[Site, RoundStates]] = {}
+        self.runs: dict[str, tuple[Site, RoundStates, Remains]] = {}
         self.parties: dict[str, tuple[int, Party]] = {}  # by run: its newest round that is summed securely
         self.ledger = PrivacyLedger(folder / "privacy.json")
         self._heard: dict[str, tuple[Any, int]] = {}  # by run: the server's session, and its newest message's number
@@ -171,20 +174,20 @@ class Node:
         name = header.get("run")
         if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
             raise Refusal("a run needs a name of letters, digits, dots and dashes")
-        site = self._build(header)
         place = self.folder / "runs" / name
+        site, remains = self._build(header, place)
         place.mkdir(parents=True, exist_ok=True)
         disk.write_atomically(place / "begin.json", disk.sealed({**header, "data": fingerprint(site.engine.data)}))
         states = RoundStates(place, site.client)
         site.engine.states = states
-        self.runs[name] = site, states
+        self.runs[name] = site, states, remains
         log.info("%s: run %s begins", self.name, name)
         own = site.engine.data.clients[site.client]
         sizes = {"labelled": len(own.labelled), "test": len(own.test)}
         sizes |= {"validation": len(own.validation or ()), "unlabelled": len(own.unlabelled or ())}
         return sealed({"ready": True, **sizes}, b"")
 
-    def _run(self, header: Mapping[str, Any]) -> tuple[Site, RoundStates]:
+    def _run(self, header: Mapping[str, Any]) -> tuple[Site, RoundStates, Remains]:
         """The run that a message is about; one that began before this process did is read from the folder."""
         name = header.get("run")
         if not isinstance(name, str) or not RUN_NAME.fullmatch(name):
@@ -194,12 +197,12 @@ class Node:
             if not file.is_file():
                 raise Refusal("unknown run")
             begun = disk.opened(file.read_bytes(), file)
-            site = self._build(begun)
+            site, remains = self._build(begun, file.parent)
             if fingerprint(site.engine.data) != begun["data"]:
                 raise Refusal("this site's data is not what the run began with here")
             states = RoundStates(file.parent, site.client)
             site.engine.states = states
-            self.runs[name] = site, states
+            self.runs[name] = site, states, remains
             log.info("%s: run %s goes on after round %d", self.name, name, max(states.rounds(), default=0))
         self._check_order(name, header)
         return self.runs[name]
@@ -214,8 +217,8 @@ class Node:
             raise Refusal("a message that is out of date: a newer one has come before it")
         self._heard[run] = session, number
 
-    def _build(self, header: Mapping[str, Any]) -> Site:
-        """The site of a run, after the policy has allowed it."""
+    def _build(self, header: Mapping[str, Any], place: Path) -> tuple[Site, Remains]:
+        """The site of a run, after the policy has allowed it, and what the run leaves to it in a folder."""
         try:
             given = {**header["settings"], "data": self.data}
             cards = [Card.from_json(card, "server's message") for card in header["cards"]]
@@ -224,8 +227,10 @@ class Node:
         except (KeyError, TypeError, ValueError) as error:
             raise WireError(f"server's message: it begins no run ({type(error).__name__}: {error})") from None
         settings = resolve(None, given)
+        if settings.general.features != "each":
+            settings = settings.with_general(features="once")  # no server names a folder that a site writes to
         general = settings.general
-        refuse_attack(general.attack)
+        refuse_simulated(vars(general))
         mechanism = mechanism_of(settings)
         filters = len(general.filters) + (mechanism is not None)
         self.policy.check_run(settings.method, general.rounds, filters, mechanism, rules_of(settings))
@@ -235,11 +240,12 @@ class Node:
         _, inputs, _ = engine_inputs(settings, data, secret=True)
         if inputs.secure is not None and self.policy.min_samples > 1:
             inputs = replace(inputs, filters=(*inputs.filters, Thinning(self.policy)))
-        return Site(inputs.inputs(inputs.owner[client]), client)
+        site = Site(inputs.inputs(inputs.owner[client]), client)
+        return site, Remains(place, self.name, self.model, inputs, general.candidates)
 
     def _train(self, message: bytes) -> bytes:
         header, payload = opened(message, "server's message")
-        site, states = self._run(header)
+        site, states, remains = self._run(header)
         round = header.get("round")
         if type(round) is not int or round < 1:
             raise WireError("server's message: it names no round")
@@ -261,10 +267,10 @@ class Node:
             about = {**about, "terms": {}, "pseudo": {}, "measures": {}}  # the guarantee would not cover them
             self.ledger.spend(header["run"], mechanism, len(site.engine.method.exchange.up), self.policy)
         received = wire.decode(payload, "server's message")
-        self._leave_prototypes(header["run"], received)
+        remains.write_prototypes(received)
         if not self.policy.measures:  # no evaluation will come, after which the site's model is written otherwise
             states.round = round + 1
-            self._leave(header["run"], site, states, received)
+            remains.write_model(site, Downloads(round, [payload], {site.client: 0}), received, round)
         return sealed(about, upload)
 
     def _held(self, run: str, round: int, site: Site, about: dict[str, Any], vector: bytes) -> dict[str, Any]:
@@ -290,48 +296,20 @@ class Node:
         if not self.policy.measures:
             raise Refusal("this site's policy does not let its accuracies leave")
         header, payload = opened(message, "server's message")
-        site, states = self._run(header)
+        site, states, remains = self._run(header)
         round = header.get("round")
         if type(round) is not int:
             raise WireError("server's message: it names no round")
         states.round = round
         options = header.get("how")
         if isinstance(options, dict) and not self.policy.embeddings:
-            header = {**header, "how": {**options, "snapshot": False}}
+            header = {**header, "how": {**options, "snapshot": False, "pool": 0}}
         reply = site.evaluate(sealed(header, payload))
         received = wire.decode(payload, "server's message")
-        self._leave_prototypes(header["run"], received)
-        self._leave(header["run"], site, states, received)
+        remains.write_prototypes(received)
+        downloads = Downloads(round, [payload], {site.client: 0}, "evaluate")
+        remains.write_model(site, downloads, received, round - 1)
         return reply
-
-    def _leave_prototypes(self, run: str, received: wire.Bundle) -> None:
-        """Write the prototypes that the site was sent last."""
-        place = self.folder / "runs" / run
-        if received.bank is not None:
-            bank = {"means": received.bank.means, "counts": received.bank.counts}
-            write_tensors(place / "prototypes.tmp", lambda: iter(bank.items()))
-            (place / "prototypes.tmp").replace(place / "prototypes.safetensors")
-
-    def _leave(self, run: str, site: Site, states: RoundStates, received: wire.Bundle) -> None:
-        """Write the model that the site would use after the rounds so far."""
-        place = self.folder / "runs" / run
-        weights = dict(received.weights)
-        if site.client in states:
-            weights = {**weights, **states[site.client].weights}
-        weights = weights or dict(site.engine.start)
-        write_tensors(place / "model.tmp", lambda: iter(sorted(weights.items())))
-        (place / "model.tmp").replace(place / "model.safetensors")
-        text = README.format(run=run, name=self.name, model=self.model, round=states.round - 1)
-        disk.write_atomically(place / "README.md", text.encode())
-
-
-README = """# What the run {run} left at {name}, after round {round}
-
-- `model.safetensors`: the weights of `{model}`, as this site would use them.
-- `prototypes.safetensors`: the federation's class prototypes, `means [classes, dim]` and `counts [classes]`, where the
-  method shares some. A class with count 0 is not known.
-- `round-*.safetensors`: this site's state after its last rounds, with which it goes on.
-"""
 
 
 def _without_labels(client: ClientData) -> ClientData:
@@ -361,6 +339,8 @@ def site_data(
         y_test = None if dataset.y_test is None else numbers[dataset.y_test]
         dataset = replace(dataset, y_train=numbers[dataset.y_train], y_test=y_test, class_names=classes)
     dataset = replace(dataset, num_classes=num_classes, class_names=classes, group_train=None, group_test=None)
+    if dataset.scaling == "site":
+        dataset = replace(dataset, scaling="all")  # all rows that are here are the site's
     g = settings.general
     own = federate(
         dataset,

@@ -15,9 +15,10 @@ least = 3                          # with secure = true: the fewest sites that a
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pydantic
 import torch
@@ -159,11 +160,17 @@ def kind_of(part: wire.exchange.Part) -> str:
     )
 
 
-def refuse_attack(attack: str) -> None:
-    """Refuse a run between sites in which clients are told to attack.
+def refuse_simulated(settings: Mapping[str, Any]) -> None:
+    """Refuse a run between sites with settings that are for simulations: attacks, controls and clients held out.
 
     Args:
-        attack: The setting of that name.
+        settings: General settings by key.
     """
-    if attack:
-        raise ProtofedError(f"attack={attack}: attacks are for simulations; a run between sites has none")
+    reasons = {
+        "attack": "attacks are for simulations; a run between sites has none",
+        "control": "controls are for simulations; between sites the method itself is run",
+        "new_clients": "clients are held out in simulations; a site that joins later is added to the project",
+    }
+    for key, reason in reasons.items():
+        if value := settings.get(key):
+            raise ProtofedError(f"{key}={value}: {reason}")

@@ -26,7 +26,7 @@ from ..outcome import Result
 from ..results.folder import read_about, read_settings
 from ..results.read import is_run
 from .cards import Card, agreed_classes, check_shapes, federation_data
-from .policy import refuse_attack
+from .policy import refuse_simulated
 from .remote import Limits, RemoteEngine
 from .transport import Failure, Transport
 
@@ -60,7 +60,7 @@ def serve(
     Returns:
         The result, as that of a simulation.
     """
-    refuse_attack(str(given.get("attack", "")))
+    refuse_simulated(given)
     limits = limits or Limits(quorum=len(sites))
     run, cards = read_begun(out)
     cards = cards or ask_cards(transport, sites, limits)

@@ -22,7 +22,7 @@ from ..outcome import Result
 from ..registry import as_options
 from .flare import Server
 from .keys import Project, make_kits, need_flare
-from .policy import refuse_attack
+from .policy import refuse_simulated
 from .remote import Limits
 from .serve import serve
 
@@ -48,7 +48,7 @@ def try_out(
     """
     need_flare()
     settings = resolve(method, {**given, "clients": sites})
-    refuse_attack(settings.general.attack)
+    refuse_simulated(vars(settings.general))
     names = [f"site-{k + 1}" for k in range(sites)]
     files = share_out(settings, names, folder / "data")
     models = models_of(settings, sites)
@@ -65,6 +65,8 @@ def try_out(
         "spread",
         "shot_spread",
         "alpha",
+        "shift",
+        "unseen",
     )
     shared = {key: value for key, value in given.items() if key.partition(".")[0] not in own}
     shared = {"checkpoint_every": 1, **shared}

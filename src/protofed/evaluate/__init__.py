@@ -1,14 +1,26 @@
-"""Measures of a federation: accuracy, F1, MAE, ensembles, and the geometry of the embedding space."""
+"""Measures of a federation: accuracy, F1, MAE, AUROC, calibration, ensembles, and what the embedding space is worth."""
 
 from ..geometry import feature_space_separation, silhouette
 from .accuracy import Confusion, Scores, Snapshot, ensemble, score_client, summarise, vote
+from .embedding import Pool, embedding_measures, pooled_measures
+from .few_shot import FewShot, few_shot
+from .probabilities import auroc, calibration_error
+from .retrieval import retrieval
 
 __all__ = [
     "Confusion",
+    "FewShot",
+    "Pool",
     "Scores",
     "Snapshot",
+    "auroc",
+    "calibration_error",
+    "embedding_measures",
     "ensemble",
     "feature_space_separation",
+    "few_shot",
+    "pooled_measures",
+    "retrieval",
     "score_client",
     "silhouette",
     "summarise",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,8 +12,13 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from .confusion import PREDICTIONS, Confusion
+from .embedding import EMBEDDING, Pool
+from .probabilities import auroc, calibration_error, log_odds, probabilities
 
 ScoreFunction = Callable[[Tensor, PrototypeBank], Tensor]
+QUALITIES = ("balanced", "auroc", "ece")
+"""Measures of a client's predictions beside accuracy: balanced accuracy, AUROC and calibration error."""
+DECILE = 0.1  # of the clients, those with the lowest accuracies
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +42,8 @@ class Scores:
     """One client's predictions.
 
     `votes` are its class probabilities on the shared test set, by head and by prototype. `silhouette` and `snapshot`
-    describe its embedding space, where an evaluation asks for them.
+    describe its embedding space, `pool` has embeddings for measures of all clients together, and `measures` has further
+    numbers by name (`auroc_head`), where an evaluation asks for them.
     """
 
     by_head: Confusion
@@ -44,6 +51,8 @@ class Scores:
     votes: np.ndarray | None = field(default=None, compare=False)
     silhouette: float | None = None
     snapshot: Snapshot | None = field(default=None, compare=False)
+    measures: Mapping[str, float] = field(default_factory=dict, compare=False)
+    pool: Pool | None = field(default=None, compare=False)
 
     @property
     def head(self) -> int:
@@ -70,8 +79,19 @@ class Scores:
         """The share of right predictions by prototype."""
         return self.prototype / self.samples
 
+    def value(self, name: str) -> float | None:
+        """An accuracy or another measure by its name; None where the client does not have it."""
+        return float(getattr(self, name)) if name.startswith("accuracy_") else self.measures.get(name)
 
-def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> Scores:
+
+def score_client(
+    z: Tensor,
+    logits: Tensor,
+    y: Tensor,
+    bank: PrototypeBank,
+    prototype_scores: ScoreFunction,
+    qualities: bool = False,
+) -> Scores:
     """Score one client.
 
     Args:
@@ -80,12 +100,25 @@ def score_client(z: Tensor, logits: Tensor, y: Tensor, bank: PrototypeBank, prot
         y: The labels `[n]`.
         bank: The prototypes, which choose among the classes that the bank knows.
         prototype_scores: The scores of embeddings by a bank; the largest score wins.
+        qualities: Whether the measures of `QUALITIES` are taken too.
 
     Returns:
         The confusions by head and by prototype; none by prototype where the bank knows no class.
     """
-    by_prototype = Confusion.of(y.cpu(), prototype_scores(z, bank).argmax(-1).cpu()) if bool(bank.known.any()) else None
-    return Scores(Confusion.of(y.cpu(), logits.argmax(-1).cpu()), by_prototype)
+    labels = y.cpu()
+    scores = {"head": logits, **({"prototype": prototype_scores(z, bank)} if bool(bank.known.any()) else {})}
+    confusions = {name: Confusion.of(labels, value.argmax(-1).cpu()) for name, value in scores.items()}
+    measures: dict[str, float] = {}
+    if qualities:
+        for name, value in scores.items():
+            p, true = probabilities(value), labels.numpy()
+            if np.isnan(p).any():  # of a model that diverged
+                continue
+            area = auroc(log_odds(value), true)
+            measures[f"balanced_{name}"] = confusions[name].balanced_accuracy()
+            measures |= {} if area is None else {f"auroc_{name}": area}
+            measures[f"ece_{name}"] = calibration_error(p, true)
+    return Scores(confusions["head"], confusions.get("prototype"), measures=measures)
 
 
 def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:
@@ -114,7 +147,8 @@ def summarise(
 ) -> dict[str, float]:
     """The means of scores over clients.
 
-    Every client has the same weight, except in `weighted_…`, where every test sample has.
+    Every client has the same weight, except in `weighted_…`, where every test sample has. `worst_…` is the lowest
+    accuracy of a client, and `decile_…` the mean of the lowest tenth.
 
     Args:
         scores: The scores of all clients.
@@ -130,13 +164,22 @@ def summarise(
     silhouettes = [s.silhouette for s in scores if s.silhouette is not None and np.isfinite(s.silhouette)]
     if silhouettes:
         result["silhouette"] = float(np.mean(silhouettes))
+    for measure in EMBEDDING:
+        if measured := [s.measures[measure] for s in scores if measure in s.measures]:
+            result[measure] = float(np.mean(measured))
     for name in predictions:
         confusions: list[Confusion] = [getattr(s, f"by_{name}") for s in scores]
         accuracies = np.array([c.correct / c.samples for c in confusions])
         result[f"accuracy_{name}"] = float(accuracies.mean())
         result[f"accuracy_{name}_std"] = float(accuracies.std())
         result[f"weighted_{name}"] = sum(c.correct for c in confusions) / sum(c.samples for c in confusions)
+        result[f"worst_{name}"] = float(accuracies.min())
+        result[f"decile_{name}"] = float(np.sort(accuracies)[: math.ceil(DECILE * len(accuracies))].mean())
         result[f"f1_{name}"] = float(np.mean([c.macro_f1() for c in confusions]))
+        for measure in QUALITIES:
+            values_of_clients = [s.measures[key] for s in scores if (key := f"{measure}_{name}") in s.measures]
+            if values_of_clients:
+                result[f"{measure}_{name}"] = float(np.mean(values_of_clients))
         if values:
             result[f"mae_{name}"] = float(np.mean([c.mean_absolute_error(values) for c in confusions]))
         if len(set(architectures)) > 1:

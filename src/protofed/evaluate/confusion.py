@@ -59,6 +59,14 @@ class Confusion:
         occurs = total > 0
         return float((2 * hits[occurs] / total[occurs]).mean())
 
+    def balanced_accuracy(self) -> float:
+        """The mean over the true classes of the share of their samples that was predicted right."""
+        true, predicted, count = self.rows.T
+        samples = np.bincount(true, count)
+        hits = np.bincount(true, count * (true == predicted))
+        occurs = samples > 0
+        return float((hits[occurs] / samples[occurs]).mean())
+
     def mean_absolute_error(self, values: Sequence[float]) -> float:
         """The mean of |predicted − true|, where `values` are the numbers that classes stand for."""
         true, predicted, count = self.rows.T

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import models
+from .. import models, seeds
 from ..data.types import FederatedData
 from ..errors import ProtofedError
 from ..grammar import parse_choice
 from ..models import Bert, ModelSpec, Projected
 from ..models.decomposed import Halved
+from ..models.frozen import Frozen
+from ..models.published import rescaled
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -66,6 +68,8 @@ class Architectures:
     owner: tuple[int, ...]
     projection: str
     dim: int
+    frozen: tuple[Frozen, ...] = ()
+    """The models whose body is frozen and whose features are computed once."""
 
     @property
     def of_clients(self) -> tuple[str, ...]:
@@ -109,13 +113,36 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
         owner = [used.index(entry) for entry in chosen]
     for spec in specs:
         _check_tokens(spec, settings)
+    if len(data.sample_shape) == 3 and data.sample_shape[0] in (1, 3):
+        specs = [_as_published(spec, data) for spec in specs]
     kind, dim = _projection(settings, data, specs)
     if kind != "none":
         specs = [Projected(spec, kind, dim, g.projection_dropout) for spec in specs]  # type: ignore[arg-type]
+    frozen = [_frozen(spec, settings, data) for spec in specs] if g.train == "head" else []
+    specs = frozen or specs
     halves = settings.method.predict.halves
     if halves is not None:
         specs = [Halved(spec, halves) for spec in specs]
-    return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim)
+    cached = tuple(spec for spec in frozen if spec.cached)
+    return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim, cached)
+
+
+def _as_published(spec: ModelSpec, data: FederatedData) -> ModelSpec:
+    """A model with published weights that sees images as these were trained with."""
+    seen = rescaled(spec, data.mean, data.std)
+    if seen is not spec and data.site_mean is not None:
+        raise ProtofedError(
+            f"standardise=site: the published weights of model {spec.name!r} need images in one scale for all sites; use "
+            "standardise=all, or scaling=data"
+        )
+    return seen
+
+
+def _frozen(spec: ModelSpec, settings: Settings, data: FederatedData) -> Frozen:
+    """A model with a frozen body, which is that of the clients' common start."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.derive(settings.general.seed, "initialisation"))
+        return Frozen.of(spec, data.sample_shape, data.num_classes, settings.general.features != "each")
 
 
 def _check_tokens(spec: ModelSpec, settings: Settings) -> None:
@@ -138,20 +165,20 @@ def _projection(settings: Settings, data: FederatedData, specs: Sequence[ModelSp
     """The projection between encoder and head that the settings, the method or a mix of models need, and its width."""
     kind: str = settings.general.projection
     dim = settings.general.dim
-    if kind == "auto":
-        kind = "consensus" if settings.method.predict.space == "consensus" else "none"
-        if kind == "none" and (len(specs) > 1 or dim):
-            kind = "linear"
+    automatic = kind == "auto"
+    if automatic:
+        kind = "consensus" if settings.method.predict.space == "consensus" else "linear" if dim else "none"
     if kind == "none" and dim:
         raise ProtofedError(f"dim={dim} needs a projection; with projection=none a model's own width stands")
-    if kind == "none" and len(specs) > 1:
-        widths = [_width(spec, data) for spec in specs]
-        if len(set(widths)) > 1:
-            listing = ", ".join(f"{spec.name} {width}" for spec, width in zip(specs, widths, strict=True))
-            raise ProtofedError(
-                f"clients meet in one embedding space, but these models' have different widths ({listing}); "
-                "use projection=linear or projection=consensus"
-            )
+    widths = [_width(spec, data) for spec in specs] if kind == "none" and len(specs) > 1 else []
+    if len(set(widths)) > 1 and automatic:
+        kind = "linear"
+    elif len(set(widths)) > 1:
+        listing = ", ".join(f"{spec.name} {width}" for spec, width in zip(specs, widths, strict=True))
+        raise ProtofedError(
+            f"clients meet in one embedding space, but these models' have different widths ({listing}); "
+            "use projection=linear or projection=consensus"
+        )
     if kind == "none" or dim:
         return kind, dim
     if len(specs) > 1:

@@ -68,15 +68,26 @@ class Cell:
     name: str
     settings: Settings
     folder: Path | None
+    until: int | None = None
+    """The round after which it pauses; None runs all of them."""
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds to which it is run."""
+        rounds = self.settings.general.rounds
+        return rounds if self.until is None else min(self.until, rounds)
 
     def failed(self, reason: str) -> Progress:
         """The progress that says that this cell has failed."""
-        rounds = self.settings.general.rounds
-        return Progress(self.name, rounds, rounds, None, None, failed=reason)
+        return Progress(self.name, self.rounds, self.rounds, None, None, failed=reason)
 
 
 def run_cells(
-    settings: Mapping[str, Settings], folder: Path | None, jobs: int | None = None, watch: Watch | None = None
+    settings: Mapping[str, Settings],
+    folder: Path | None,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    until: int | None = None,
 ) -> Iterator[tuple[str, Result | Failure]]:
     """Run cells, or the rounds that are left of them.
 
@@ -85,6 +96,7 @@ def run_cells(
         folder: The folder in which each cell has a folder of its own name; None writes nothing.
         jobs: The number of runs at a time; None takes as many as there are cores for.
         watch: A function that is called with the progress of a cell after each round.
+        until: The round after which every cell pauses, so that it can go on later; None runs all rounds.
 
     Returns:
         An iterator over the cells' names and results, in the order in which they end. Closing it stops what runs.
@@ -96,7 +108,8 @@ def run_cells(
         jobs = 1
     share = max(1, cores() // jobs)
     cells = [
-        Cell(name, _within(one, share), None if folder is None else folder / name) for name, one in settings.items()
+        Cell(name, _within(one, share), None if folder is None else folder / name, until)
+        for name, one in settings.items()
     ]
     return _one_by_one(cells, watch) if jobs == 1 else _side_by_side(cells, jobs, watch)
 
@@ -142,17 +155,18 @@ def _run_cell(cell: Cell, tell: Watch) -> Result:
     def report(record: Record, rounds: int) -> None:
         nonlocal last
         last = record.round
-        tell(Progress(cell.name, record.round, rounds, record.loss, *_accuracy(record.metrics)))
+        tell(Progress(cell.name, record.round, min(rounds, cell.rounds), record.loss, *_accuracy(record.metrics)))
 
     folder = cell.folder
     if folder is not None and (folder / "settings.toml").is_file():
         data = cell.settings.data
-        result = resume(folder, data=data if isinstance(data, Dataset) else None, watch=report)
+        result = resume(folder, data=data if isinstance(data, Dataset) else None, watch=report, until=cell.until)
     else:
-        result = run(cell.settings, out=folder, watch=report)
-    rounds = cell.settings.general.rounds
-    if last < rounds:  # nothing was left to run
-        tell(Progress(cell.name, rounds, rounds, None, *_accuracy(result.summary["last_round"])))
+        result = run(cell.settings, out=folder, watch=report, until=cell.until)
+    if folder is None:  # or a comparison in memory would hold the data and models of all its runs
+        result = replace(result, remake=None)
+    if last < cell.rounds:  # nothing was left to run
+        tell(Progress(cell.name, cell.rounds, cell.rounds, None, *_accuracy(result.summary["last_round"])))
     return result
 
 

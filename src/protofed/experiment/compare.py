@@ -9,17 +9,17 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..data.remarks import say
 from ..disk import write_atomically
 from ..errors import ProtofedError, Stopped
 from ..grammar import parse_axes
-from ..outcome import Result
+from ..outcome import Comparison, Result
 from ..results.archive import is_archive
-from ..results.comparison import ComparisonFolder, ComparisonRecord, Variant, failures_of
-from ..results.tables import Row, comparison_latex, comparison_markdown, results_csv
+from ..results.comparison import ComparisonFolder, ComparisonRecord, Variant
+from ..results.tables import comparison_latex, comparison_markdown, results_csv
 from .cells import Failure, Progress, Watch, run_cells
 from .settings import resolve
 from .variants import Files, Grid, make_grid, parse_entries, parse_words
@@ -47,53 +47,11 @@ __all__ = [
 log = logging.getLogger("protofed")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The results of a comparison.
-
-    Attributes:
-        results: By the label of the variant, one result for each seed whose run has finished.
-        folder: The comparison's folder; None where nothing was written.
-        variants: The variants.
-        columns: The columns of the tables, where a person has chosen them.
-        failures: By the name of the cell, such as `fedavg-seed1234`, why its run failed.
-        seeds: The seeds.
-    """
-
-    results: dict[str, list[Result]]
-    folder: Path | None = None
-    variants: list[Variant] = field(default_factory=list)
-    columns: list[str] | None = None
-    failures: dict[str, str] = field(default_factory=dict)
-    seeds: list[int] = field(default_factory=list)
-
-    def summaries(self) -> dict[str, list[dict[str, Any]]]:
-        """The summaries of the finished runs, by the label of the variant."""
-        return {label: [r.summary for r in runs] for label, runs in self.results.items()}
-
-    def failed(self) -> dict[str, str]:
-        """By the name of the cell, why a run has no usable figures: it failed, or no client returned anything to the end."""
-        empty = {
-            variant.cell(result.summary["seed"]): result.failure
-            for variant in self.variants
-            for result in self.results[variant.label]
-            if result.failure is not None
-        }
-        return {**self.failures, **empty}
-
-    def rows(self) -> list[Row]:
-        """The lines of a table, one for each variant."""
-        return [
-            Row(v.label, v.method, v.settings, runs, failures_of(v, self.seeds, self.failures))
-            for v in self.variants
-            for runs in [[result.summary for result in self.results[v.label]]]
-        ]
-
-
 def compare(
     names: Sequence[str] = (),
     *,
     local: bool = True,
+    controls: bool = False,
     seeds: Sequence[int] | int = 3,
     out: str | Path | None = None,
     jobs: int | None = None,
@@ -107,6 +65,8 @@ def compare(
     Args:
         names: The methods. One may have a label and settings of its own: `"upper bound=fedavg?labels=all"`.
         local: Whether Local is run beside them.
+        controls: Whether the control of each method that exchanges prototypes is run after it: the same loss with the
+            client's own prototypes (`control=own`).
         seeds: The number of seeds, counted from the setting `seed`, or a list of seeds.
         out: The folder to write, which must not exist yet; None writes nothing.
         jobs: The number of runs at a time; None takes as many as there are cores.
@@ -120,7 +80,7 @@ def compare(
 
     Example: `compare(["fedavg", "fedsap"], data="digits", rounds=20).rows()`
     """
-    grid = make_grid(names, local=local, seeds=seeds, config=config, columns=columns, given=given)
+    grid = make_grid(names, local=local, controls=controls, seeds=seeds, config=config, columns=columns, given=given)
     return run_grid(grid, out=out, jobs=jobs, watch=watch)
 
 
@@ -231,6 +191,7 @@ def _run(grid: Grid, folder: ComparisonFolder | None, jobs: int | None, watch: W
     )
     if folder is not None:
         _write_tables(comparison, folder.path)
+    say(remark for result in results.values() for remark in result.summary.get("remarks", ()))
     return comparison
 
 

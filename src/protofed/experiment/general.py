@@ -18,6 +18,7 @@ from ..data.augment import AugmentSettings
 from ..federation.choose import EngineSettings
 from ..federation.guard import FACTOR
 from ..federation.optimiser import LocalSettings, RunLength
+from ..methods.control import Kind
 
 G = TypeVar("G")
 
@@ -36,6 +37,12 @@ class FederationSettings(RunLength):
         Literal["random", "diverse"],
         Field(description="who takes part: random, or diverse (by prototypes and capability; fedapa)"),
     ] = "random"
+    new_clients: Annotated[
+        Annotated[int, Field(ge=0)] | str | tuple[str, ...],
+        Field(
+            description="clients held out of the training, which join after the last round: how many, or their names"
+        ),
+    ] = 0
     seed: Annotated[int, Field(ge=0, description="the run's one seed; every random stream is derived from it")] = 1234
 
 
@@ -72,6 +79,16 @@ class ArchitectureSettings:
         ),
     ] = 0
     projection_dropout: Annotated[float, Field(ge=0, lt=1, description="dropout inside projection=consensus")] = 0.1
+    train: Annotated[
+        Literal["all", "head"],
+        Field(description="what trains: all, or the head (and a projection) behind an encoder that stays as it begins"),
+    ] = "all"
+    features: Annotated[
+        str,
+        Field(
+            description="with train=head, the encoder's features are computed once, each time, or kept in a FOLDER",
+        ),
+    ] = "once"
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,10 @@ class SplitSettings:
     test_share: Annotated[float, Field(gt=0, lt=1, description="share held out for testing where it is split off")] = (
         0.2
     )
+    scope: Annotated[
+        Literal["own", "all"],
+        Field(description="with test=central, a client is scored on its own classes, or on all (with candidates=all)"),
+    ] = "own"
     validation_share: Annotated[
         float, Field(ge=0, lt=1, description="share of a client's training data for validation; 0: none")
     ] = 0.0
@@ -107,6 +128,19 @@ class SplitSettings:
         float,
         Field(gt=0, lt=1, description="share of other classes among the unlabelled samples, with unlabelled=open"),
     ] = 0.5
+
+
+@dataclass(frozen=True)
+class WorldSettings:
+    """How clients' samples look, and what no client has seen."""
+
+    shift: Annotated[
+        str,
+        Field(description="how clients' samples look different: rotation?most=90, colour, style, noise, permutation"),
+    ] = ""
+    unseen: Annotated[
+        str, Field(description="a domain or natural group that no client holds, on which all clients are scored")
+    ] = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +172,19 @@ class ProtectionSettings:
 
 
 @dataclass(frozen=True)
+class ControlSettings:
+    """What a method is compared with, to say how much of its gain is the exchange."""
+
+    control: Annotated[
+        Kind,
+        Field(
+            description="the method's control: own (its loss with the client's own prototypes, nothing exchanged), "
+            "shuffled (prototypes of wrong classes); none"
+        ),
+    ] = ""
+
+
+@dataclass(frozen=True)
 class RecordSettings:
     """The start of a run, and what is measured and written."""
 
@@ -149,6 +196,10 @@ class RecordSettings:
         Field(description="also send each round to tensorboard, mlflow or wandb (needs an --out folder)"),
     ] = ""
     silhouette: Annotated[bool, Field(description="measure the embedding space at each evaluation")] = True
+    embedding_measures: Annotated[
+        bool,
+        Field(description="after the last round also measure retrieval and few-shot accuracy of the embeddings"),
+    ] = False
     snapshots: Annotated[
         int, Field(ge=0, description="the number of evaluations whose embeddings are kept for pictures; 0: none")
     ] = 8
@@ -163,6 +214,9 @@ class RecordSettings:
     checkpoint_every: Annotated[
         int, Field(ge=1, description="write a checkpoint every so many rounds, and at the last")
     ] = 10
+    keep_models: Annotated[
+        int, Field(ge=0, description="the most clients whose models a run folder holds, to predict with; 0: none")
+    ] = 100
     device: Annotated[str, Field(description="cpu, cuda, cuda:N or mps")] = "cpu"
 
 
@@ -171,7 +225,9 @@ class General(  # fields come from the last base to the first
     EngineSettings,
     RecordSettings,
     AugmentSettings,
+    ControlSettings,
     ProtectionSettings,
+    WorldSettings,
     SplitSettings,
     ArchitectureSettings,
     LocalSettings,

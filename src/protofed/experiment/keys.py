@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import methods, models
-from ..data import Dataset, partitions, sources
+from ..data import Dataset, as_dataset, partitions, sources
+from ..data.sources import IN_MEMORY, in_memory
 from ..errors import ProtofedError, nearest, unknown
 from ..parts import Reduce
 from ..registry import Registry, as_text
@@ -55,6 +56,28 @@ def flatten(given: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def with_dataset(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn data in memory, with the settings that say what it is, into a `Dataset`.
+
+    Args:
+        given: Keys and values as a person gave them in Python.
+
+    Returns:
+        The same keys where `data` is a name, a path or a `Dataset`. Otherwise a `Dataset` is in its place, and keys such
+        as `label` and `standardise`, which it was made with, are gone.
+
+    >>> with_dataset({"data": ([[0.0], [1.0]], ["a", "b"]), "rounds": 2})["data"].class_names
+    ('a', 'b')
+    """
+    if not in_memory(given.get("data")):
+        return dict(given)
+    own = {key: key.removeprefix("data.") for key in given if key not in (*GENERAL, "data")}
+    own = {key: name for key, name in own.items() if name in sources.options(IN_MEMORY)}
+    options = {name: given[key] for key, name in own.items()}
+    rest = {key: value for key, value in given.items() if key not in own}
+    return {**rest, "data": as_dataset(given["data"], **options)}
 
 
 def combine(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

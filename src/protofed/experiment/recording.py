@@ -12,7 +12,9 @@ import torch
 
 from .. import wire
 from ..data.types import FederatedData
+from ..evaluate.accuracy import QUALITIES
 from ..evaluate.confusion import PREDICTIONS
+from ..evaluate.embedding import EMBEDDING, POOLED
 from ..federation import Federation, Record
 from ..parts.attacks import Attackers
 from ..privacy.mechanism import mechanisms
@@ -22,7 +24,15 @@ from ..results.rows import FORMAT, LAST, ClientsRow, EvaluationRow, RoundRow
 from ..version import __version__
 from .settings import Settings
 
-MEASURES = ("accuracy", "silhouette", "weighted_", "f1_", "mae_", "ensemble_", "attack_success")
+OF_CLIENTS = ("accuracy", *QUALITIES)  # measures of each client by itself
+MEASURES = (
+    "accuracy",
+    "silhouette",
+    *(f"{name}_" for name in ("weighted", "f1", "mae", "ensemble", "unseen", *QUALITIES, "worst", "decile")),
+    *EMBEDDING,
+    *POOLED,
+    "attack_success",
+)
 MOST_CLIENTS = 1000  # whose accuracies a summary lists
 
 
@@ -86,13 +96,14 @@ def evaluation_row(record: Record, dropped: int) -> EvaluationRow:
 
 
 def clients_row(record: Record) -> ClientsRow:
-    """The row of an evaluation in `clients.jsonl`: the accuracies of each client."""
+    """The row of an evaluation in `clients.jsonl`: the accuracies of each client, and what else is measured of it."""
     scores = record.scores_by_client()
     clients = range(len(scores) + len(record.absent))
-    keys = [f"accuracy_{kind}" for kind in PREDICTIONS if f"accuracy_{kind}" in record.metrics]
+    keys = [*(f"{measure}_{kind}" for measure in OF_CLIENTS for kind in PREDICTIONS), *EMBEDDING]
+    keys = [key for key in keys if key in record.metrics]
     row: Any = {
         "round": record.round,
-        **{key: [getattr(scores[c], key) if c in scores else None for c in clients] for key in keys},
+        **{key: [scores[c].value(key) if c in scores else None for c in clients] for key in keys},
         "samples": [scores[c].samples if c in scores else 0 for c in clients],
     }
     return row
@@ -100,7 +111,7 @@ def clients_row(record: Record) -> ClientsRow:
 
 def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
     """The content of `confusion.json`: which class each client took for which at this evaluation."""
-    names = data.client_names or tuple(f"client {c}" for c in range(len(data.clients)))
+    names = data.names
     rows = {
         names[c]: {k: getattr(s, f"by_{k}").rows.tolist() for k in PREDICTIONS if f"accuracy_{k}" in record.metrics}
         for c, s in record.scores_by_client().items()
@@ -126,8 +137,14 @@ def snapshot_of(record: Record) -> bytes | None:
     banks = [s for _, s in snapshots]
     if all(np.array_equal(s.prototypes, banks[0].prototypes) for s in banks):
         banks = banks[:1]
-    prototypes = np.stack([s.prototypes for s in banks]) if len(banks) > 1 else banks[0].prototypes
-    known = np.stack([s.known for s in banks]) if len(banks) > 1 else banks[0].known
+    prototypes, known = banks[0].prototypes, banks[0].known
+    if (
+        len({s.known.shape for s in banks}) > 1
+    ):  # clients that predict by their own bank beside those of several helpers
+        prototypes = np.concatenate([s.prototypes.reshape(-1, *prototypes.shape[-2:]) for s in banks])
+        known = np.concatenate([s.known.reshape(-1, known.shape[-1]) for s in banks])
+    elif len(banks) > 1:
+        prototypes, known = np.stack([s.prototypes for s in banks]), np.stack([s.known for s in banks])
     content: dict[str, Any] = {
         "z": np.concatenate([s.z for _, s in snapshots]),
         "y": np.concatenate([s.y for _, s in snapshots]),
@@ -162,6 +179,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     summary: dict[str, Any] = {
         "format": FORMAT,
         "method": settings.method.name,
+        **({"control": settings.general.control} if settings.general.control else {}),
         "seed": settings.general.seed,
         "rounds": federation.round,
         "clients": len(federation.data.clients),
@@ -174,7 +192,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     if "validation" in latest:
         best = max((row for row in rows if "validation" in row), key=lambda r: r["validation"])
         validation = [k for k in best if k.startswith("validation")]
-        summary["best_on_validation"] = {k: best[k] for k in ("round", *validation, *measures)}
+        summary["best_on_validation"] = {k: best[k] for k in ("round", *validation, *measures) if k in best}
     measured = [row["measures"] for row in rounds[-LAST:] if "measures" in row]
     if measured:
         summary["measures"] = dict(measured[-1])
@@ -186,7 +204,11 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
     round_notes = [f"round {row['round']}: {note}" for row in rounds for note in row.get("notes", ())]
     if round_notes:
         summary["round_notes"] = round_notes
-    note = settings.method.describe(federation.state, federation.round).note
+    if federation.data.client_names:
+        summary["client_names"] = list(federation.data.client_names)
+    if federation.data.remarks:
+        summary["remarks"] = list(federation.data.remarks)
+    note = federation.method.describe(federation.state, federation.round).note
     notes = [*(f.note for f in federation.filters if isinstance(f, Attackers)), *([note] if note else [])]
     if notes:
         summary["notes"] = notes
@@ -196,9 +218,9 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
 
 
 def _per_client(history: History) -> dict[str, list[float | None]]:
-    """Each client's accuracies, as means over the evaluations of the last five rounds."""
+    """Each client's accuracies and other measures, as means over the evaluations of the last five rounds."""
     rows: list[Any] = list(history.clients)
-    kinds = [k for k in rows[-1] if k.startswith("accuracy_")]
+    kinds = [k for k in rows[-1] if k not in ("round", "samples")]
     columns = {k: zip(*(row[k] for row in rows if k in row), strict=True) for k in kinds}
     return {k: [_mean(v) for v in columns[k]] for k in kinds}
 

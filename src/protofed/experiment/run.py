@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data import Dataset, federate
-from ..data.augment import Augmentation, augmentation
+from ..classifier.shelf import Classifiers
+from ..data import Dataset, as_dataset, federate
+from ..data.augment import Augmentation, MaskedWindow, RandAugment, augmentation
 from ..data.fingerprint import fingerprint
+from ..data.newcomers import held_out
 from ..data.poison import relabelled, triggered
+from ..data.remarks import say
+from ..data.shift import Shift, shifted
+from ..data.sources import IN_MEMORY, in_memory
 from ..data.types import FederatedData
+from ..data.unseen import with_unseen, without_group
 from ..errors import ProtofedError, Stopped, unknown
 from ..federation import Federation, Record, checkpoint, scale, selection
-from ..federation.choose import EngineInputs, EngineSettings, make_engine, threads_kept
+from ..federation.choose import EngineInputs, make_engine, threads_kept
 from ..federation.engine import Engine
 from ..outcome import Result
 from ..parts.attacks import Attack, Attackers, Backdoor, with_trigger
@@ -36,11 +44,25 @@ from ..results.track import Tracker, tracker
 from ..version import __version__
 from . import stop
 from .architectures import architectures, capabilities
+from .features import with_features
+from .newcomers import newcomer_figures
 from .recording import confusions, rows_of, snapshot_of, summarise
-from .settings import IN_MEMORY, AutoModel, Settings, combine, read_toml, resolve
+from .settings import AutoModel, Settings, combine, read_run, resolve, with_dataset
+from .trained import PLAIN, TrainedClients
 
 log = logging.getLogger("protofed")
+NOT_HERE = Dataset(torch.empty(0, 1), torch.empty(0, dtype=torch.long), name=IN_MEMORY)  # where a result needs no data
 Watcher = Callable[[Record, int], None]
+
+
+def load_data(settings: Settings) -> Dataset:
+    """The data set of a run, before it is divided: `load_data(resolve("local", {"data": "digits"}))`."""
+    if isinstance(settings.data, Dataset):
+        return settings.data
+    with threads_kept():
+        torch.set_num_threads(1)  # the sums behind mean and deviation must not depend on the number of cores
+        loaded: Dataset = settings.data.load()
+    return loaded
 
 
 def prepare_data(settings: Settings) -> FederatedData:
@@ -50,30 +72,38 @@ def prepare_data(settings: Settings) -> FederatedData:
         settings: The settings of the run.
 
     Returns:
-        The data of all clients, and of the server if it has any.
+        The data of all clients, of the server if it has any, and of clients that are held out.
 
     Example: `prepare_data(resolve("local", {"data": "digits"})).class_counts()`
     """
     g = settings.general
+    dataset, unseen = load_data(settings), None
+    if g.unseen:
+        dataset, unseen = without_group(dataset, g.unseen)
     with threads_kept():
-        torch.set_num_threads(1)  # the sums behind mean and deviation must not depend on the number of cores
-        dataset = settings.data if isinstance(settings.data, Dataset) else settings.data.load()
-    return federate(
-        dataset,
-        settings.partition,
-        g.clients or None,
-        seed=g.seed,
-        test=g.test,
-        test_share=g.test_share,
-        validation_share=g.validation_share,
-        labels=g.labels,
-        labels_per_class=g.labels_per_class,
-        server_labels=g.server_labels,
-        server_label_noise=g.server_label_noise,
-        unlabelled_limit=g.unlabelled_limit or None,
-        unlabelled=g.unlabelled,
-        open_share=g.open_share,
-    )
+        torch.set_num_threads(1)  # as above: a partition may hold out rows, and then statistics are computed here
+        federated = federate(
+            dataset,
+            settings.partition,
+            g.clients or None,
+            seed=g.seed,
+            test=g.test,
+            test_share=g.test_share,
+            validation_share=g.validation_share,
+            labels=g.labels,
+            labels_per_class=g.labels_per_class,
+            server_labels=g.server_labels,
+            server_label_noise=g.server_label_noise,
+            unlabelled_limit=g.unlabelled_limit or None,
+            unlabelled=g.unlabelled,
+            open_share=g.open_share,
+            scope=g.scope,
+        )
+    if unseen is not None:
+        federated = with_unseen(federated, unseen, (dataset.mean, dataset.std))
+    if g.shift:
+        federated = shifted(federated, parse_part(Shift.registry, g.shift), g.seed)
+    return held_out(federated, g.new_clients, g.seed) if g.new_clients else federated
 
 
 def check_device(name: str) -> None:
@@ -95,14 +125,22 @@ def build(settings: Settings) -> tuple[Settings, Federation]:
     Returns:
         The settings with the model and engine that were chosen, and the federation before its first round.
     """
-    g = settings.general
+    settings, federation, _ = _built(settings)
+    return settings, federation
+
+
+def _built(settings: Settings) -> tuple[Settings, Federation, EngineInputs]:
+    """What `build` gives, and what its engine was made of."""
     if scale.asked_for():
         scale.begin()
-    torch.set_num_threads(g.threads or 1)  # sums depend on it, so it may not depend on the number of cores
-    settings, inputs, names = engine_inputs(settings, prepare_data(settings))
+    torch.set_num_threads(settings.general.threads or 1)  # sums depend on it, so it may not depend on the cores
+    data = prepare_data(settings)
+    if multiprocessing.parent_process() is None and scale.rank() == 0:
+        say(data.remarks)
+    settings, inputs, names = engine_inputs(settings, data)
     engine, chosen = make_engine(inputs, settings.engine)
     settings = settings.with_engine(chosen)
-    return settings, make_federation(settings, engine, inputs, names)
+    return settings, make_federation(settings, engine, inputs, names), inputs
 
 
 def mechanism_of(settings: Settings) -> Privacy | None:
@@ -128,7 +166,7 @@ def filters_of(
     Returns:
         The settings, with the noise and the number of rounds that a privacy budget allows, and the filters.
     """
-    g, method = settings.general, settings.method
+    g, method = settings.general, settings.federated
     filters = (*attack, *(parse_part(Filter.registry, text) for text in g.filters))
     asked = mechanism_of(settings)
     if asked is None:
@@ -159,7 +197,7 @@ def engine_inputs(
         The settings with the model and the projection that were chosen, the inputs of the engine, and the name of each
         client's architecture.
     """
-    g, method = settings.general, settings.method
+    g, method = settings.general, settings.federated
     data, attack = under_attack(settings, data)
     if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
         data = replace(data, augmentation=views_of(data, settings))
@@ -170,6 +208,12 @@ def engine_inputs(
         settings = replace(settings, model=settings.model.for_data(data))
     per_round = selection.participants_per_round(g.participation, len(data.clients))
     mix = architectures(settings, data)
+    if mix.frozen and g.ensemble and data.site_mean is not None:
+        raise ProtofedError(
+            "standardise=site: the ensemble's test set has another scale at each site; use features=each"
+        )
+    folder = None if g.features == "once" else Path(g.features).expanduser()
+    views = tuple(with_features(data, frozen, folder) for frozen in mix.frozen)
     settings, filters = filters_of(settings, len(data.clients), attack)
     inputs = EngineInputs(
         method,
@@ -183,6 +227,7 @@ def engine_inputs(
         filters,
         secret,
         rules_of(settings),
+        views,
     )
     return settings.with_general(projection=mix.projection, dim=mix.dim), inputs, mix.of_clients
 
@@ -212,7 +257,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
     """The federation before its first round, from an engine and what `engine_inputs` gave."""
     g = settings.general
     return Federation(
-        settings.method,
+        inputs.method,
         engine,
         inputs.data,
         rounds=g.rounds,
@@ -226,6 +271,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         ensemble=g.ensemble,
         architectures=names,
         silhouette=g.silhouette,
+        embedding=g.embedding_measures,
         snapshots=g.snapshots,
         filters=inputs.filters,
         secret=inputs.secret,
@@ -240,24 +286,32 @@ def views_of(data: FederatedData, settings: Settings) -> Augmentation:
     if chosen.flip == "auto" and data.flips is not None:
         chosen = replace(chosen, flip="on" if data.flips else "off")
     tokens = not data.clients[0].labelled.x.is_floating_point()
-    return augmentation(data.kind, data.sample_shape, data.mean, data.std, chosen, tokens=tokens)
+    views = augmentation(data.kind, data.sample_shape, data.mean, data.std, chosen, tokens=tokens)
+    if data.site_mean is not None and isinstance(views.strong, RandAugment | MaskedWindow):
+        raise ProtofedError(
+            "standardise=site: augmentation changes the levels of images and windows, and needs one scale for all sites; "
+            "use standardise=all, or augmentation=none"
+        )
+    return views
 
 
 def run(
-    method: str | Settings,
+    method: str | Settings | None = None,
     *,
     out: str | Path | None = None,
     watch: Watcher | None = None,
     config: str | Path | None = None,
+    until: int | None = None,
     **given: Any,
 ) -> Result:
     """Run one method.
 
     Args:
-        method: The method's name, or complete settings.
+        method: The method's name, or complete settings; it may be left out where `config` names one.
         out: The run folder to write, which must not exist yet; None writes nothing.
         watch: A function that is called with the record of each round and the number of rounds.
         config: A file of settings, which keywords override.
+        until: The round after which the run pauses, with a checkpoint from which `resume` goes on; None runs all rounds.
         **given: Settings, as on the command line. A key with a dot is written as a nested mapping:
             `alignment={"shape": "cosine"}`.
 
@@ -269,17 +323,17 @@ def run(
     if isinstance(method, Settings):
         settings = method
     else:
-        settings = resolve(method, combine(read_toml(Path(config)) if config else {}, given))
+        settings = resolve(method, combine(read_run(Path(config)) if config else {}, with_dataset(given)))
     path = None if out is None else Path(out)
     try:
         with threads_kept():
             if path is not None:
                 check_free(path)
-            settings, federation = build(settings)
+            settings, federation, inputs = _built(settings)
             if settings.general.start_from:
                 begin_from(Path(settings.general.start_from), settings, federation)
             folder = None if path is None else _new_folder(path, settings, {"data": fingerprint(federation.data)})
-            return _drive(settings, federation, path, folder, History(), watch)
+            return _drive(settings, federation, path, folder, History(), watch, inputs, until)
     finally:
         if path is not None and scale.rank() == 0:
             with suppress(OSError):
@@ -335,8 +389,9 @@ def begin_from(folder: Path, settings: Settings, federation: Federation) -> None
     check_is_run(folder)
     stored = read_settings(folder)
     current = settings.to_dict()
-    for key in ("seed", "clients", "data", "partition", "test", "test_share", "validation_share", "server_labels"):
-        if stored.get(key) != current.get(key):
+    parts = ("data", "partition", "test", "test_share", "validation_share", "server_labels")
+    for key in ("seed", "clients", *parts, "new_clients", "control", "shift", "unseen"):
+        if (stored.get(key) or None) != (current.get(key) or None):  # an early run has not every key
             raise ProtofedError(
                 f"start_from={folder}: its {key} is {stored.get(key)!r}, here it is {current.get(key)!r}; "
                 "they must be the same"
@@ -353,13 +408,14 @@ def begin_from(folder: Path, settings: Settings, federation: Federation) -> None
         )
 
 
-def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | None = None) -> Result:
+def resume(folder: str | Path, *, data: Any = None, watch: Watcher | None = None, until: int | None = None) -> Result:
     """Continue a run that was stopped from its last checkpoint. The result is that of a run that was never stopped.
 
     Args:
         folder: The run folder. Where the run has finished already, its result is read.
         data: The data, where it was given in Python; it must be the same.
         watch: A function that is called with the record of each round and the number of rounds.
+        until: The round after which the run pauses again; None runs all rounds that are left.
 
     Returns:
         The result.
@@ -380,15 +436,16 @@ def resume(folder: str | Path, *, data: Dataset | None = None, watch: Watcher | 
     try:
         about, given = scale.on_first(open_folder)
         with threads_kept():
-            settings, federation = build(_resolved(path, given, data))
+            settings, federation, inputs = _built(_resolved(path, given, data))
             identity = fingerprint(federation.data)
-            return _go_on(settings, federation, path, folders[0] if folders else None, about, identity, watch)
+            run_folder = folders[0] if folders else None
+            return _go_on(settings, federation, path, run_folder, about, identity, watch, inputs, until)
     finally:
         for run_folder in folders:
             run_folder.close()
 
 
-def reopen(folder: str | Path, *, data: Dataset | None = None) -> tuple[Settings, Federation]:
+def reopen(folder: str | Path, *, data: Any = None) -> tuple[Settings, Federation]:
     """Make the federation of a run again as its last checkpoint left it, to look at. The folder is only read.
 
     Args:
@@ -400,19 +457,35 @@ def reopen(folder: str | Path, *, data: Dataset | None = None) -> tuple[Settings
 
     Example: `settings, federation = reopen("runs/digits-fedproto")`
     """
-    path = Path(folder)
+    settings, federation, _ = _reopened(Path(folder), data)
+    return settings, federation
+
+
+def _reopened(path: Path, data: Dataset | None) -> tuple[Settings, Federation, EngineInputs]:
+    """What `reopen` gives, and what its engine was made of."""
     check_is_run(path)
     about, given = read_about(path), read_settings(path)
     if "sites" in about:
-        raise ProtofedError(f"{path}: a run between sites, whose data is not here; look at a simulation of it")
+        raise ProtofedError(
+            f"{path}: a run between sites, whose data and models are not here; look at a simulation of it, or at what the "
+            "run left at a site"
+        )
     if not checkpoint.rounds_in(path / "checkpoint"):
         raise ProtofedError(f"{path}: it has no checkpoint, so there is no state to look at; resume the run first")
     settings = _resolved(path, given, data, "give it there again, as data=...").with_general(device="cpu")
-    engine = EngineSettings("loop", "loop", "contiguous", "grouped", workers=1, threads=1)
-    settings, federation = build(settings.with_engine(engine))
+    if settings.general.train == "head":
+        settings = settings.with_general(features="each")  # whole networks, and samples as they are
+    settings, federation, inputs = _built(settings.with_engine(PLAIN))
     _check_data(path, fingerprint(federation.data), about)
     checkpoint.load(federation, path / "checkpoint")
-    return settings, federation
+    return settings, federation, inputs
+
+
+def _remade(path: Path, data: Dataset | None) -> Classifiers:
+    """The classifiers of a run whose folder holds none, from its last checkpoint and its data."""
+    with threads_kept():
+        _, federation, inputs = _reopened(path, data)
+    return TrainedClients(federation, inputs, federation.engine.export()).classifiers()
 
 
 def _check_data(path: Path, identity: str, about: Mapping[str, Any]) -> None:
@@ -424,7 +497,7 @@ def _check_data(path: Path, identity: str, about: Mapping[str, Any]) -> None:
         )
 
 
-def _finished(path: Path, data: Dataset | None) -> Result | None:
+def _finished(path: Path, data: Any) -> Result | None:
     """The result of a run that has finished; None, with a warning, where its summary is damaged and can be made again."""
     if not (path / SUMMARY).is_file():
         return None
@@ -444,6 +517,8 @@ def _go_on(
     about: dict[str, Any],
     identity: str,
     watch: Watcher | None,
+    inputs: EngineInputs | None = None,
+    until: int | None = None,
 ) -> Result:
     """Restore the newest checkpoint that the folder's rows still fit, and run the rounds that are left."""
     _check_data(path, identity, about)
@@ -458,7 +533,7 @@ def _go_on(
     history = History()
     if folder is not None:
         history = folder.rewind(None if saved is None else saved.written)
-    return _drive(settings, federation, path, folder, scale.on_first(lambda: history), watch)
+    return _drive(settings, federation, path, folder, scale.on_first(lambda: history), watch, inputs, until)
 
 
 def _drive(
@@ -468,12 +543,15 @@ def _drive(
     folder: RunFolder | None,
     history: History,
     watch: Watcher | None,
+    inputs: EngineInputs | None = None,
+    until: int | None = None,
 ) -> Result:
-    """Run the rounds that are left, write their rows, and write the summary.
+    """Run the rounds that are left, write their rows, and write the summary, which a run that pauses has not yet.
 
     Args:
         path: The path of the run folder; None where nothing is written.
         folder: The run folder, where this process is the one that writes it.
+        inputs: What the engine was made of; None where clients are elsewhere, so that their models are not here.
     """
     track: Tracker | None = None
     if settings.general.track and folder is not None:
@@ -481,9 +559,15 @@ def _drive(
     summary: dict[str, Any] | None = None
     try:
         with stop.listening():
-            _run_rounds(settings, federation, path, folder, history, track, watch)
+            _run_rounds(settings, federation, path, folder, history, track, watch, until)
         summary = summarise(history, settings, federation)
-        if folder is not None:
+        trained = None if inputs is None else TrainedClients(federation, inputs, federation.engine.export())
+        finished = federation.round == federation.rounds
+        if finished and federation.data.newcomers:
+            summary["new_clients"] = newcomer_figures(settings, federation, engine_inputs)
+        if finished and folder is not None:
+            if trained is not None and not summary["failure"]:
+                trained.write(folder.path, settings.general.keep_models)
             folder.finish(summary)
     except Stopped:
         raise
@@ -505,7 +589,10 @@ def _drive(
         for note in summary.get("notes", ()):
             log.warning("%s", note)
     metrics: list[Any] = list(history.evaluations)
-    return Result(settings, metrics, summary, path)
+    remake = None if trained is None else trained.classifiers
+    if path is not None:
+        remake = partial(_remade, path, settings.data if isinstance(settings.data, Dataset) else None)
+    return Result(settings, metrics, summary, path, remake)
 
 
 def _run_rounds(
@@ -516,10 +603,13 @@ def _run_rounds(
     history: History,
     track: Tracker | None,
     watch: Watcher | None,
+    until: int | None,
 ) -> None:
     """Run the rounds. Each is written before the next begins, and a checkpoint refers only to rows that are durable."""
     every = settings.general.checkpoint_every
-    for record in federation:
+    pause = federation.rounds if until is None else min(max(until, 0), federation.rounds)
+    while federation.round < pause:
+        record = federation.step()
         rows = rows_of(record, history)
         history.add(*rows)
         if folder is not None:
@@ -530,7 +620,7 @@ def _run_rounds(
             if track is not None:
                 track.round(*rows[:2])
         stops = stop.requested() and not scale.asked_for()
-        last = record.round == federation.rounds
+        last = record.round == pause
         if path is not None and (record.round % every == 0 or last or stops):
             if folder is not None and record.scores is not None:
                 folder.write_confusions(confusions(record, federation.data))
@@ -548,34 +638,45 @@ def _resume_advice(path: Path) -> str:
     return f"`protofed resume {shlex.quote(str(path))}` goes on {start}"
 
 
-def load_result(folder: str | Path, data: Dataset | None = None) -> Result:
+def load(folder: str | Path, *, data: Any = None) -> Result:
     """Read the result of a finished run from its folder. A damaged file is an error.
 
     Args:
         folder: The run folder.
-        data: The data, where it was given in Python.
+        data: The data, where it was given in Python. It is needed only for models that the folder does not hold.
 
     Returns:
-        The result.
+        The result: the figures, and the classifiers of the clients.
+
+    Example: `pf.load("runs/digits").predict(x, client=0).classes`
     """
-    return _result(Path(folder), *read_finished(Path(folder)), data)
+    path = Path(folder)
+    given, metrics, summary = read_finished(path)
+    if data is None and given.get("data", {}).get("name") == IN_MEMORY:
+        return _result(path, given, metrics, summary, NOT_HERE)
+    return _result(path, given, metrics, summary, data)
 
 
 def _result(
-    path: Path, given: dict[str, Any], metrics: list[dict[str, Any]], summary: dict[str, Any], data: Dataset | None
+    path: Path, given: dict[str, Any], metrics: list[dict[str, Any]], summary: dict[str, Any], data: Any
 ) -> Result:
-    return Result(_resolved(path, given, data), metrics, summary, path)
+    remake = partial(_remade, path, None if data is NOT_HERE else data)
+    return Result(_resolved(path, given, data), metrics, summary, path, remake)
 
 
 def _resolved(
     path: Path,
     given: dict[str, Any],
-    data: Dataset | None,
+    data: Any,
     advice: str = "resume it with resume(folder, data=...)",
 ) -> Settings:
     """The settings that a run folder holds, with the data where it was given in Python."""
-    if data is not None:
+    if data is NOT_HERE:
         given = {**given, "data": data}
+    elif data is not None:
+        stored = given.get("data", {})
+        options = {key: value for key, value in stored.items() if key != "name"} if in_memory(data) else {}
+        given = {**given, "data": as_dataset(data, **options)}
     elif given.get("data", {}).get("name") == IN_MEMORY:
         raise ProtofedError(f"{path}: this run's data was given in Python; {advice}")
     return resolve(None, given)

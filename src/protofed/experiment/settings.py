@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from .. import methods, models
 from ..data import Dataset
 from ..data.augment import AugmentSettings
 from ..data.partitions import Partition
-from ..data.sources import source_of
+from ..data.shift import Shift
+from ..data.sources import IN_MEMORY, source_of
 from ..data.types import FederatedData
 from ..errors import ProtofedError, unknown
 from ..federation import selection
@@ -28,8 +29,9 @@ from ..federation.optimiser import LocalSettings
 from ..federation.secure import check_participants, check_secure
 from ..grammar import parse_pairs
 from ..methods.base import Method
+from ..methods.control import controlled
 from ..models.base import ModelSpec
-from ..parts.attacks import Attack
+from ..parts.attacks import Attack, Backdoor
 from ..parts.filters import Filter, check_order
 from ..privacy.mechanism import mechanisms
 from ..privacy.protocol import secure
@@ -37,7 +39,7 @@ from ..registry import Registry, as_options, coerce, parse_part
 from ..schedules import Ramp
 from . import architectures
 from .general import General, general_keys
-from .keys import PARTS, REGISTRIES, combine, find_group, flatten, hint_for_option
+from .keys import GENERAL, PARTS, REGISTRIES, combine, find_group, flatten, hint_for_option, with_dataset
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,7 +47,6 @@ else:
     import tomli as tomllib
 
 __all__ = [
-    "IN_MEMORY",
     "PARTS",
     "REGISTRIES",
     "AutoModel",
@@ -57,9 +58,8 @@ __all__ = [
     "parse_pairs",
     "read_toml",
     "resolve",
+    "with_dataset",
 ]
-
-IN_MEMORY = "in-memory"
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ class Settings:
     data: Any  # a data source, or a Dataset in memory
     partition: Partition
     model: ModelSpec | AutoModel
+
+    @property
+    def federated(self) -> Method:
+        """The method as it is run: itself, or its control where the settings ask for one."""
+        return controlled(self.method, self.general.control, self.general.seed)
 
     @property
     def local(self) -> LocalSettings:
@@ -120,7 +125,7 @@ class Settings:
             if kind == "model" and self.general.models:
                 continue  # the setting `models` replaces it
             if isinstance(choice, Dataset):
-                result[kind] = {"name": IN_MEMORY}
+                result[kind] = {"name": IN_MEMORY, **choice.options}
             elif isinstance(choice, AutoModel):
                 result[kind] = {"name": choice.name, **choice.options}
             else:
@@ -165,6 +170,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ProtofedError(f"{path}: not a readable TOML file ({error})") from None
 
 
+def read_run(path: Path) -> dict[str, Any]:
+    """Read a file of settings for one run: as `read_toml`, without the list of methods that a comparison would run."""
+    return {key: value for key, value in read_toml(path).items() if key != "methods"}
+
+
 def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = ()) -> Settings:
     """Make complete settings from keys as a person writes them.
 
@@ -181,7 +191,7 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     """
     flat = flatten(given)
     names = _choices(method, flat)
-    options = _short_forms(names)
+    options = _short_forms(names, flat)
     known = {kind: _options_of(kind, name) for kind, name in names.items()}
     chosen = dict(names)
     if flat.get("models"):
@@ -201,7 +211,11 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     settings = Settings(coerce(General, general, "settings"), **entries)
     for entry in settings.general.models:
         architectures.make(entry)  # a wrong entry is an error before anything runs
-    chosen_method = settings.method
+    chosen_method = settings.federated
+    if settings.general.control:
+        _check_control(settings.general)
+    if settings.general.new_clients and settings.general.capability:
+        raise ProtofedError("new_clients: capability has a number for each client that trains; leave one of them out")
     filters: list[Filter] = [parse_part(Filter.registry, entry) for entry in settings.general.filters]
     check_order(filters)
     if settings.general.privacy:
@@ -211,9 +225,41 @@ def resolve(method: str | None, given: Mapping[str, Any], also: Iterable[str] = 
     if settings.general.attack:
         parse_part(Attack.registry, settings.general.attack).check(chosen_method.exchange, chosen_method.name)
     chosen_method.reduce.check(chosen_method.exchange, chosen_method.name)
+    if settings.general.shift:
+        parse_part(Shift.registry, settings.general.shift)
+        if settings.general.ensemble:
+            raise ProtofedError(
+                f"shift={settings.general.shift}: ensemble=true votes on one test set for all, and every client sees another"
+            )
+    _check_training(settings)
     if settings.general.secure:
         _check_secure(settings, filters)
     return settings
+
+
+def _check_control(general: General) -> None:
+    """Refuse a control with what would change the exchange that it is a control of."""
+    for key in ("attack", "privacy", "secure"):
+        if value := getattr(general, key):
+            raise ProtofedError(f"control={general.control}: a control is of the method alone; leave out {key}={value}")
+    if general.control == "own" and general.choice == "diverse":
+        raise ProtofedError("control=own: choice=diverse compares the clients' prototypes, and nothing is exchanged")
+
+
+def _check_training(settings: Settings) -> None:
+    """Refuse features of a frozen encoder where there is none, or where a sample is not always the same."""
+    g, method = settings.general, settings.method
+    if g.train == "all" and g.features != "once":
+        raise ProtofedError(f"features={g.features} needs train=head; with train=all there are no fixed features")
+    if g.train == "all" or g.features == "each":
+        return
+    if method.feed.augments or (method.teacher is not None and method.teacher.feed.augments):
+        raise ProtofedError(
+            f"train=head: {method.name} trains on augmented samples, whose features cannot be computed once; "
+            "use features=each, or a method that does not augment"
+        )
+    if g.attack and isinstance(parse_part(Attack.registry, g.attack), Backdoor):
+        raise ProtofedError(f"train=head: attack={g.attack} looks for its trigger in samples; use features=each")
 
 
 def _check_secure(settings: Settings, filters: Iterable[Filter]) -> None:
@@ -255,13 +301,13 @@ def _make_choice(kind: str, name: Any, options: Mapping[str, Any]) -> Any:
     return REGISTRIES[kind].make(name, _merged(REGISTRIES[kind], name, options))
 
 
-def _short_forms(names: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _short_forms(names: dict[str, Any], given: Collection[str]) -> dict[str, dict[str, Any]]:
     """Replace short forms of choices (`data=mine.npz`, `model=bert:PATH?key=value`) by names, and return their settings."""
     options: dict[str, dict[str, Any]] = {kind: {} for kind in REGISTRIES}
     if isinstance(names["model"], str):
         names["model"], options["model"] = architectures.parse(names["model"])
     if not isinstance(names["data"], Dataset):
-        names["data"], options["data"] = source_of(names["data"])
+        names["data"], options["data"] = source_of(names["data"], [key for key in given if key not in GENERAL])
     return options
 
 

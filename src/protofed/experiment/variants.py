@@ -20,13 +20,16 @@ from typing import Any
 import numpy as np
 
 from .. import methods
-from ..data import Dataset
+from ..data import Dataset, as_dataset
+from ..data.sources import in_memory
 from ..errors import ProtofedError, unknown
 from ..federation import scale
 from ..grammar import Entry, parse_entry, parse_pairs
+from ..methods.control import has_control
+from ..results.columns import parse_column
 from ..results.comparison import ComparisonRecord, Variant
-from ..results.tables import parse_column, setting_text
-from .keys import GENERAL, REGISTRIES, combine, is_key, owner, plain, same_setting, unknown_setting
+from ..results.tables import setting_text
+from .keys import GENERAL, REGISTRIES, combine, is_key, owner, plain, same_setting, unknown_setting, with_dataset
 from .settings import AutoModel, Settings, read_toml, resolve
 
 LONGEST = 100  # characters of a variant's folder name: paths have limits
@@ -67,6 +70,7 @@ def make_grid(
     *,
     over: Mapping[str, Sequence[Any]] | None = None,
     local: bool = False,
+    controls: bool = False,
     seeds: Sequence[int] | int = 3,
     config: Files = None,
     columns: Sequence[str] | None = None,
@@ -78,6 +82,7 @@ def make_grid(
         names: The methods, each with a label and settings of its own where it has some.
         over: The axes of a sweep; None for a comparison, whose files may have no axes either.
         local: Whether Local is run beside them.
+        controls: Whether the control of each method that exchanges prototypes is run after it.
         seeds: The number of seeds, counted from the setting `seed`, or a list of seeds.
         config: Files of settings; later ones override earlier ones.
         columns: The columns of the tables; None takes the default ones.
@@ -91,8 +96,8 @@ def make_grid(
     names = [names] if isinstance(names, str) else names
     files = [config] if isinstance(config, str | Path) else config or ()
     layers = [_read_layer(Path(file), axes=over is not None) for file in files]
-    layers.append(_layer("this call", given or {}, over or {}, names))
-    return _grid(layers, seeds, columns, local)
+    layers.append(_layer("this call", with_dataset(given or {}), over or {}, names))
+    return _grid(layers, seeds, columns, local, controls)
 
 
 def _read_layer(file: Path, *, axes: bool) -> Layer:
@@ -123,7 +128,7 @@ def _axis(where: str, key: str, values: Any) -> list[Any]:
         raise ProtofedError(f"{where}: the axis 'seed' has its own option, seeds (--seeds)")
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise ProtofedError(f"{where}: axis {key!r}: expected a list of values, got {values!r}")
-    values = [_value(value) for value in values]
+    values = [_value(as_dataset(value) if key == "data" and in_memory(value) else value) for value in values]
     if not values:
         raise ProtofedError(f"{where}: axis {key!r} has no values")
     duplicates = [text for text, count in Counter(_text(value) for value in values).items() if count > 1]
@@ -202,6 +207,24 @@ def parse_entries(texts: Iterable[str], *, local: bool) -> list[Variant]:
     return variants
 
 
+def with_controls(entries: Iterable[Variant]) -> list[Variant]:
+    """The entries of a comparison, and after each method that exchanges prototypes its control, `METHOD control`.
+
+    Args:
+        entries: Those that `parse_entries` gives. One that has the setting `control` stays alone.
+
+    Returns:
+        The entries. A control has all settings of its method, and `control=own`.
+    """
+    result = []
+    for entry in entries:
+        result.append(entry)
+        if "control" not in plain(entry.settings) and has_control(methods.get(entry.method)):
+            settings = {**entry.settings, "control": "own"}
+            result.append(Variant(f"{entry.label} control", entry.method, settings, f"{entry.folder}-control"))
+    return result
+
+
 def _entry(text: str) -> Entry:
     entry = parse_entry(text)
     if entry.name not in methods.registry and (entry.label or entry.query):
@@ -239,13 +262,17 @@ def _check_no_conflict(where: str, settings: Iterable[str], axes: Mapping[str, S
             raise ProtofedError(f"{where}: the axes {one!r} and {other!r} set the same; leave one of them out")
 
 
-def _grid(layers: Sequence[Layer], seeds: Sequence[int] | int, columns: Sequence[str] | None, local: bool) -> Grid:
+def _grid(
+    layers: Sequence[Layer], seeds: Sequence[int] | int, columns: Sequence[str] | None, local: bool, controls: bool
+) -> Grid:
     if scale.asked_for():
         raise ProtofedError("a comparison spreads its runs over this host itself; start single runs with torchrun")
     for name in columns or ():
         parse_column(name)
     layers = _without_replaced_axes(layers)
     entries = parse_entries(_methods_of(layers), local=local)
+    if controls:
+        entries = with_controls(entries)
     names = list(dict.fromkeys(entry.method for entry in entries))
     choices = _choices(layers, entries, names)
     given = [_combined_layers(layers, entry, chosen) for entry, chosen in choices]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..data.augment import Augmentation, draw
-from ..data.types import ClientData, FederatedData, Samples
+from ..data.types import ClientData, FederatedData, Samples, name_of
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Loss, Network, Terms, Trained, Weights
 from ..models.skeleton import Skeleton
@@ -66,6 +66,11 @@ class Task:
     keeps_model: bool = True
     secret: bool = False  # whether a client's noise comes from the operating system and not from the seed
     secure: SecureSums | None = None  # how a client's upload becomes its part of a sum, where only sums leave it
+    client_names: tuple[str, ...] = ()
+
+    def name_of(self, client: int) -> str:
+        """The name of a client, or its number where clients have no names."""
+        return name_of(client, self.client_names)
 
     def normals(self, client: int, round: int) -> seeds.Normals:
         """A client's noise for what it sends in a round."""

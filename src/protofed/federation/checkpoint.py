@@ -157,9 +157,8 @@ def _read(federation: Federation, path: Path) -> Saved:
             raise ProtofedError(f"{path}: a checkpoint of round {manifest['round']}, and its folder says otherwise")
         with safe_open(path / "server.safetensors", "pt") as file:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
-        kind = type(federation.state)
-        server = kind(**unpacked(state["server"], tensors))
-        trusted = kind(**unpacked(state["trusted"], tensors)) if "trusted" in state else None
+        server = unpacked(state["server"], tensors, federation.state)
+        trusted = unpacked(state["trusted"], tensors, federation.state) if "trusted" in state else None
         clients = StoredStates(path / "clients.safetensors")
         _check_states(clients, federation)
         return Saved(manifest["round"], server, clients, manifest["written"], trusted)
@@ -187,10 +186,11 @@ def packed(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `packed`; for the state itself, its fields by name."""
+def unpacked(tree: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
+    """The inverse of `packed`; `like` is a state of the same form, whose dataclasses the result has too."""
     if isinstance(tree, list):
-        return tuple(unpacked(v, tensors) for v in tree)
+        forms = like if isinstance(like, tuple) and len(like) == len(tree) else (None,) * len(tree)
+        return tuple(unpacked(v, tensors, form) for v, form in zip(tree, forms, strict=True))
     if not isinstance(tree, dict):
         return tree
     if "$tensor" in tree:
@@ -199,7 +199,7 @@ def unpacked(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
         return PrototypeBank(*(unpacked(v, tensors) for v in tree["$bank"]))
     if "$map" in tree:
         return {key: unpacked(v, tensors) for key, v in tree["$map"]}
-    return {name: unpacked(v, tensors) for name, v in tree.items()}
+    return type(like)(**{name: unpacked(v, tensors, getattr(like, name, None)) for name, v in tree.items()})
 
 
 def write_tensors(path: Path, tensors: NamedTensors) -> str:

@@ -113,11 +113,12 @@ class EngineInputs:
     filters: tuple[Filter, ...] = ()
     secret: bool = False  # whether noise comes from the operating system and not from the seed
     secure: Rules | None = None  # of secure sums, where only sums leave a client
+    views: tuple[FederatedData, ...] = ()  # the data as each architecture sees it, where it is not as it is
     networks: dict[int, nn.Module] = field(default_factory=dict)  # each architecture's network before any training
 
     def inputs(self, architecture: int) -> ArchitectureInputs:
         """Everything that the engine of one architecture is made of."""
-        data, keeps_model = self.data, self.method.exchange.keeps_model
+        data, keeps_model = self.seen_by(architecture), self.method.exchange.keeps_model
         task = Task(
             self.method,
             self.method.name,
@@ -131,10 +132,15 @@ class EngineInputs:
             keeps_model,
             self.secret,
             self._sums_of(architecture),
+            data.client_names,
         )
         return ArchitectureInputs(
             self.method, self.models[architecture], data, task, self.initial == "own" and keeps_model
         )
+
+    def seen_by(self, architecture: int) -> FederatedData:
+        """The data as an architecture sees it: features, where its encoder is frozen."""
+        return self.views[architecture] if self.views else self.data
 
     @cached_property
     def sums(self) -> SecureSums | None:
@@ -171,9 +177,10 @@ class EngineInputs:
 
     def facts(self, architecture: int) -> Facts:
         """The sizes of one architecture that the rule decides by."""
-        network, feed, x = self.network(architecture), self.method.feed, self.data.clients[0].labelled.x
+        data = self.seen_by(architecture)
+        network, feed, x = self.network(architecture), self.method.feed, data.clients[0].labelled.x
         passes = 1 + (max(1, len(feed.views)) if feed.reads_unlabelled else 0)  # labelled samples, and views of others
-        sample = forward_flops(network, self.data.sample_shape, tokens=not x.is_floating_point())
+        sample = forward_flops(network, data.sample_shape, tokens=not x.is_floating_point())
         convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
         return Facts(
             parameter_count(network),

@@ -197,7 +197,7 @@ class PlainEngine:
             while len(self.decoded) >= DECODED:
                 self.decoded.pop(next(iter(self.decoded)))
             expected = self.expected if downloads.purpose == "train" else replace(self.expected, partial=True)
-            source = f"server's message to client {client}"
+            source = f"server's message to {self.data.name_of(client)}"
             self.decoded[key] = wire.decode(downloads[client], source, expected).to(self.device)
         return self.decoded[key]
 

@@ -115,13 +115,14 @@ class TrainedModel(Trained, Protocol):
 
 class Training(NamedTuple):
     """The result of training: the trained client (None where it became NaN), its optimiser state, the loss terms, the
-    reason of a failure, and counts of pseudo-labels."""
+    reason of a failure, counts of pseudo-labels, and what else was measured."""
 
     trained: TrainedModel | None
     optimiser: Mapping[str, Tensor]
     terms: Mapping[str, float]
     failure: str
     pseudo: Mapping[str, float]
+    measures: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,7 @@ def trained_client(
     with torch.random.fork_rng(devices=[]):
         seeds.start_default_stream(data.labelled.x.device, task.seed, "dropout", client, round)
         for step, batch in batches(task, skeleton, data, client, round, prepared):
-            with one_sample_is_too_few(client):
+            with one_sample_is_too_few(task.name_of(client)):
                 terms, pseudo = task.loss(network, batch, received, round)
             names = list(terms)
             total = reduce(add, terms.values())
@@ -262,7 +263,8 @@ def trained_client(
     failure = what_is_not_finite(means, weights)
     trained = None if failure else TrainedClient(skeleton, weights, data, task, client, round)
     optimiser_state = optimiser.export() if local.exports_optimiser else {}
-    return Training(trained, optimiser_state, means, failure, pseudo_labels.counts(task, data, client))
+    counts = pseudo_labels.counts(task, data, client)
+    return Training(trained, optimiser_state, means, failure, counts, optimiser.measures())
 
 
 def outcome_of(
@@ -292,7 +294,7 @@ def outcome_of(
     state = ClientState(weights, training.optimiser, memory, bank)
     if not state.empty:
         keep(client, state)
-    return Outcome(message, training.terms, "", training.pseudo, measures)
+    return Outcome(message, training.terms, "", training.pseudo, {**training.measures, **measures})
 
 
 class PseudoLabels:
@@ -327,15 +329,16 @@ def check_trainable(task: Task, data: ClientData, client: int) -> None:
     """Raise a `ProtofedError` for a client without the samples that the learner trains on."""
     feed: Feed = task.learner.feed
     if feed.needs_labels and len(data.labelled) == 0:
-        raise ProtofedError(f"client {client} has no labelled sample to train on")
+        raise ProtofedError(f"{task.name_of(client)} has no labelled sample to train on")
     if not feed.needs_labels and not len(data.unlabelled or ()):
         raise ProtofedError(
-            f"client {client} has no unlabelled sample, which {task.name} trains on; set labels=server or labels=client"
+            f"{task.name_of(client)} has no unlabelled sample, which {task.name} trains on; "
+            "set labels=server or labels=client"
         )
 
 
 @contextmanager
-def one_sample_is_too_few(client: int) -> Iterator[None]:
+def one_sample_is_too_few(client: str) -> Iterator[None]:
     """A context in which batch norm's error about a batch of one sample names the client."""
     try:
         yield
@@ -343,7 +346,7 @@ def one_sample_is_too_few(client: int) -> Iterator[None]:
         if "more than 1 value per channel" not in str(error):
             raise
         raise ProtofedError(
-            f"client {client} trains on a batch of one sample, and batch norm needs two: "
+            f"{client} trains on a batch of one sample, and batch norm needs two: "
             "give it more data, a larger batch, or a model without batch norm"
         ) from None
 

@@ -17,7 +17,7 @@ from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle
 from .engine import Downloads, PlainEngine, Taught
-from .judge import Evaluation
+from .judge import Evaluation, Visit
 from .local import ClientState, MemoryStates, Outcome
 
 
@@ -92,6 +92,11 @@ class MixedEngine:
         for k, share in self._shares(downloads).items():
             scores |= self.parts[k].evaluate(share, options)
         return {client: scores[client] for client in downloads.clients}
+
+    def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
+        """Every client with its model loaded, architecture by architecture."""
+        for k, share in self._shares(downloads).items():
+            yield from self.parts[k].visits(share, options)
 
     def export(self) -> Mapping[int, ClientState]:
         """The states of all clients that have one."""

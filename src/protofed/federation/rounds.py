@@ -16,7 +16,7 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Scores, ensemble, summarise
+from ..evaluate import Scores, ensemble, pooled_measures, summarise
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
@@ -97,6 +97,7 @@ class Federation:
         ensemble: bool = False,
         architectures: Sequence[str] = (),
         silhouette: bool = False,
+        embedding: bool = False,
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
         secret: bool = False,
@@ -119,6 +120,7 @@ class Federation:
             candidates: Whether the nearest prototype is sought among the client's own classes or among all.
             ensemble: Whether the vote of all clients on the shared test set is scored.
             silhouette: Whether the silhouette of some clients' embeddings is measured.
+            embedding: Whether retrieval and few-shot accuracy of the embeddings are measured after the last round.
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
             secret: Whether the server's noise comes from the operating system and not from the seed.
@@ -134,6 +136,8 @@ class Federation:
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
         self.evaluated = frozenset(evaluated_rounds(rounds, evaluate_every, evaluate_last))
+        self.embedding = embedding
+        self.measured = rounds - evaluate_last  # after this round also what takes longer is measured
         self.snapshot_rounds = _spread(sorted(self.evaluated), snapshots)
         self.architectures = tuple(architectures)
         self.mixed = len(engine.starts) > 1
@@ -152,6 +156,7 @@ class Federation:
         sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
+        guard = guard if self.exchange.travels else 0  # a client by itself cannot spoil anything for others
         judged = guard > 0 and secure is None and all(filter.guarded for filter in self.filters)
         self.guarded = guard > 0
         self.guard = Guard(guard, self.exchange, self._size) if judged else None
@@ -171,7 +176,7 @@ class Federation:
 
     def name_of(self, client: int) -> str:
         """The name of a client: its own, where clients have names, or its number."""
-        return self.data.client_names[client] if self.data.client_names else f"client {client}"
+        return self.data.name_of(client)
 
     def participants(self, round: int) -> list[int]:
         """The cohort of a round."""
@@ -219,6 +224,8 @@ class Federation:
             measures |= filter.describe(self.most_often(round), self.exchange)
         terms |= self._teach(round, notes)  # before the evaluation, because its result is what clients are sent next
         down.update(received.asked)
+        if not self.exchange.travels:
+            down, received.bytes = Counter(), Counter()
         record = Record(
             round, cohort, received.dropped, loss, terms, received.bytes, down, measures=measures, notes=notes
         )
@@ -425,7 +432,9 @@ class Federation:
         downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
-        options = replace(self.evaluation, snapshot=record.snapshot)
+        options = replace(self.evaluation, snapshot=record.snapshot, qualities=record.round > self.measured)
+        if self.embedding and record.round == self.rounds:
+            options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
         scores = self.engine.evaluate(downloads, options)
         record.absent = [client for client in clients if client not in scores]
         if not scores:
@@ -439,11 +448,15 @@ class Federation:
             if all(getattr(s, f"by_{prediction}") is not None for s in record.scores)
         ]
         record.metrics = summarise(record.scores, self.data.class_values, architectures, by, predictions)
+        if options.embedding:
+            record.metrics |= pooled_measures([s.pool for s in record.scores if s.pool is not None])
+            record.scores = [replace(s, pool=None) for s in record.scores]
         if options.votes and self.data.central_test is not None:
             votes = ensemble(record.scores, self.data.central_test.labels)
             record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
             record.scores = [replace(s, votes=None) for s in record.scores]
         record.metrics |= self._attack_success(downloads)
+        record.metrics |= self._unseen(downloads, predictions)
         if all(c.validation is not None for c in self.data.clients):
             options = replace(self.evaluation, part="validation", votes=False, silhouette=0)
             record.validation = list(self.engine.evaluate(downloads, options).values())
@@ -454,6 +467,16 @@ class Federation:
                 f"validation_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions
             }
             record.metrics["validation"] = figures["accuracy"]
+
+    def _unseen(self, downloads: Downloads, predictions: Sequence[str]) -> dict[str, float]:
+        """The clients' mean accuracies on the domain that no client holds."""
+        clients = [client for client in downloads.clients if self.data.clients[client].unseen is not None]
+        if not clients:
+            return {}
+        options = replace(self.evaluation, part="unseen", votes=False, silhouette=0)
+        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        figures = summarise(scores, prediction=self.method.predict.by, predictions=predictions)
+        return {f"unseen_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions}
 
     def _attack_success(self, downloads: Downloads) -> dict[str, float]:
         """The share of test samples with a trigger that clients take for the class that an attacker wants."""

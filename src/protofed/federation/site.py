@@ -17,7 +17,10 @@ import torch
 
 from .. import disk
 from ..errors import ProtofedError
-from ..evaluate import Confusion, Scores, Snapshot
+from ..evaluate import Confusion, Pool, Scores, Snapshot
+from ..evaluate.accuracy import QUALITIES
+from ..evaluate.confusion import PREDICTIONS
+from ..evaluate.embedding import EMBEDDING
 from ..wire import Bundle, Message, WireError, decode, encode
 from .checkpoint import StoredStates, write_states
 from .engine import ArchitectureInputs, Downloads, PlainEngine, Taught
@@ -25,6 +28,7 @@ from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import MixedEngine
 
+MEASURED = (*EMBEDDING, *(f"{measure}_{prediction}" for measure in QUALITIES for prediction in PREDICTIONS))
 HEADER = 2**20  # the most bytes of an envelope's header
 
 
@@ -103,7 +107,7 @@ class Site:
             self.engine.states = states
 
     def _downloads(self, message: Message, purpose: str) -> tuple[Downloads, dict[str, Any]]:
-        source = f"server's message to client {self.client}"
+        source = f"server's message to {self.engine.data.name_of(self.client)}"
         header, payload = opened(message, source)
         if type(header.get("round")) is not int:
             raise WireError(f"{source}: it names no round")
@@ -142,7 +146,9 @@ class Site:
         try:
             options = Evaluation(**header["how"])
         except (KeyError, TypeError) as error:
-            raise WireError(f"server's message to client {self.client}: no way to evaluate ({error})") from None
+            raise WireError(
+                f"server's message to {self.engine.data.name_of(self.client)}: no way to evaluate ({error})"
+            ) from None
         scores = self.engine.evaluate(downloads, options)[self.client]
         return sealed({"round": downloads.round}, encode(bundle_of(scores)))
 
@@ -151,26 +157,37 @@ def bundle_of(scores: Scores) -> Bundle:
     """Scores as a bundle, for a message."""
     arrays = {"head": scores.by_head.rows, "votes": scores.votes}
     arrays["prototype"] = None if scores.by_prototype is None else scores.by_prototype.rows
-    if scores.snapshot is not None:
-        arrays |= {f"snapshot.{f.name}": getattr(scores.snapshot, f.name) for f in dataclasses.fields(Snapshot)}
+    for name, part in (("snapshot", scores.snapshot), ("pool", scores.pool)):
+        if part is not None:
+            arrays |= {f"{name}.{f.name}": getattr(part, f.name) for f in dataclasses.fields(part)}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items() if a is not None}
-    return Bundle(tensors=tensors, scalars={} if scores.silhouette is None else {"silhouette": scores.silhouette})
+    shape = {} if scores.silhouette is None else {"silhouette": scores.silhouette}
+    return Bundle(tensors=tensors, scalars={**scores.measures, **shape})
 
 
 def scores_of(bundle: Bundle, source: str) -> Scores:
     """The scores in a bundle."""
     try:
         arrays = {name: value.numpy() for name, value in bundle.tensors.items()}
-        snapshot = {n.removeprefix("snapshot."): a for n, a in arrays.items() if n.startswith("snapshot.")}
+        snapshot, pool = (
+            {n.removeprefix(part): a for n, a in arrays.items() if n.startswith(part)}
+            for part in ("snapshot.", "pool.")
+        )
         for name in ("head", "prototype"):
             if name in arrays and (arrays[name].ndim != 2 or arrays[name].shape[1] != 3):
                 raise ValueError(f"{name} has shape {arrays[name].shape}")
+        measures = {name: value for name, value in bundle.scalars.items() if name != "silhouette"}
+        for name, value in measures.items():
+            if name not in MEASURED or not 0 <= value <= 1:
+                raise ValueError(f"it measures {name} = {value:g}")
         return Scores(
             Confusion(arrays["head"]),
             Confusion(arrays["prototype"]) if "prototype" in arrays else None,
             arrays.get("votes"),
             bundle.scalars.get("silhouette"),
             Snapshot(**snapshot) if snapshot else None,
+            measures,
+            Pool(**pool) if pool else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"{source}: not an evaluation ({error})") from None

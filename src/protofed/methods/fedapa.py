@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,7 +20,7 @@ from ..wire import Bundle, Exchange, bank
 from .base import Method, register
 from .checks import not_negative
 from .client import Network, Terms, Trained
-from .server import Setup, State, state
+from .server import Measures, Setup, State, state
 
 
 @state
@@ -30,6 +31,7 @@ class PersonalBanks(State):
     average: PrototypeBank  # the padding of Eq. 8, and the global bank of Table IV
     padded: PrototypeBank | None = None  # [N, C, d], Eq. 8
     personal: PrototypeBank | None = None  # [N, C, d], Eq. 5–8
+    movement: Mapping[str, float] = field(default_factory=dict)  # of prototypes in the last round, as Lemma 2 bounds it
 
     @property
     def clients(self) -> PrototypeBank:
@@ -42,6 +44,32 @@ class PersonalBanks(State):
     def peers(self, client: int, round: int) -> PrototypeBank | None:
         """The other clients' P_j: with Q_i and the bank that comes back, the N + 1 banks of Table V."""
         return None if self.padded is None else self.padded[:client].joined(self.padded[client + 1 :])
+
+    def enlarged(self, start: PersonalBanks) -> PersonalBanks:
+        """A client that has reported nothing is sent what pads its classes, and counts for nobody else."""
+        known, padded, personal = len(self.reported.means), self.padded, self.personal
+        if padded is not None and start.padded is not None:
+            padded = padded.joined(start.padded[known:])
+        if personal is not None:
+            counts = self.average.counts / self.reported.known.sum(0).clamp_min(1)  # as in `aggregate.pad`
+            padding = PrototypeBank(self.average.means, counts.to(personal.counts.dtype))
+            personal = personal.joined(PrototypeBank.stack([padding] * (len(start.reported.means) - known)))
+        return PersonalBanks(self.reported.joined(start.reported[known:]), self.average, padded, personal)
+
+
+def moved(before: PrototypeBank, after: PrototypeBank) -> float | None:
+    """The mean Euclidean distance by which prototypes moved.
+
+    Args:
+        before: Banks `[N, C, d]`.
+        after: The same banks later.
+
+    Returns:
+        The mean over the prototypes that both know, or None where there is none.
+    """
+    both = before.known & after.known
+    distances = (after.means - before.means).norm(dim=-1)[both]
+    return float(distances.mean()) if len(distances) else None
 
 
 @register("fedapa", paper="Guo et al., 2025")
@@ -84,7 +112,15 @@ class FedAPA(Method):
         old, new = state.reported, reduced.uploaded_banks
         rows = torch.tensor([u.client for u in reduced.uploads])
         means = old.means.index_copy(0, rows, new.means.to(old.means.dtype))
-        return self._state(PrototypeBank(means, old.counts.index_copy(0, rows, new.counts.to(old.counts.dtype))))
+        after = self._state(PrototypeBank(means, old.counts.index_copy(0, rows, new.counts.to(old.counts.dtype))))
+        movement = {"client_movement": moved(old, after.reported)}
+        if state.personal is not None and after.personal is not None:
+            movement["personal_movement"] = moved(state.personal, after.personal)
+        return replace(after, movement={name: value for name, value in movement.items() if value is not None})
+
+    def describe(self, state: PersonalBanks, round: int) -> Measures:
+        """How far prototypes moved: those of the clients, and the personalised ones (Lemma 2)."""
+        return Measures(dict(state.movement))
 
     def _state(self, reported: PrototypeBank) -> PersonalBanks:
         weighted = self.padding == "size-weighted"

@@ -76,6 +76,15 @@ class Helped(State):
                 candidates[upload.client] = upload.content.weights
         return replace(self, response=response, answered=answered, candidates=candidates)
 
+    def enlarged(self, start: Helped) -> Helped:
+        """A client that has not answered yet takes any helper."""
+        known = len(self.answered)
+        response, answered = (
+            torch.cat([mine, theirs[known:].to(mine)])
+            for mine, theirs in ((self.response, start.response), (self.answered, start.answered))
+        )
+        return replace(self, response=response, answered=answered, architectures=start.architectures)
+
 
 @dataclass(frozen=True)
 class HelpedModel(Method):

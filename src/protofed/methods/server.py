@@ -53,6 +53,17 @@ class State:
         """Clients of one audience are sent the same message, where not everything is broadcast."""
         return client
 
+    def enlarged(self, start: Any) -> State:
+        """The state when clients join that the server has heard nothing of.
+
+        Args:
+            start: The state before the first round of a federation that has the new clients after the others.
+
+        Returns:
+            By default the same state, which has no place for each client.
+        """
+        return self
+
 
 @state
 class Shared(State):

@@ -20,22 +20,30 @@ from ..registry import coerce
 from .base import Classifier, Levels, ModelSpec, Output, adapt, parameter_count, register, register_module, registry
 from .cnn import CNN
 from .convnet import LargeConvNet4, MiddleConvNet4, TinyConvNet4
+from .efficientnet import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from .googlenet import GoogLeNet
 from .mlp import MLP
 from .mobilenet import MobileNetV2
 from .projection import Projected, Projection, project
 from .resnet import ResNet18
 from .resnet9 import ResNet8, ResNet9
+from .sensing import GRU, BiLSTM, LeNet, ViT
 from .text import Bert
 from .wideresnet import WideResNet
 
 __all__ = [
     "CNN",
+    "GRU",
     "MLP",
     "Bert",
+    "BiLSTM",
     "Classifier",
+    "EfficientNetLite0",
+    "EfficientNetLite1",
+    "EfficientNetLite2",
     "GoogLeNet",
     "LargeConvNet4",
+    "LeNet",
     "Levels",
     "MiddleConvNet4",
     "MobileNetV2",
@@ -47,6 +55,7 @@ __all__ = [
     "ResNet9",
     "ResNet18",
     "TinyConvNet4",
+    "ViT",
     "WideResNet",
     "adapt",
     "available",

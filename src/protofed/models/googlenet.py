@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from .base import Classifier, check_network, image_shape, projection, register, scaled
 from .norm import Norm, norm_layer
+from .published import Published, Scaling, check_pretrained
 
 # channels of 1×1; of 1×1 then 3×3, twice; and of 1×1 after the pool
 INCEPTIONS = {
@@ -115,21 +116,32 @@ class GoogLeNet:
 
     `stem="cifar"` begins with one 3×3 convolution of stride 1 to 192 channels, `"imagenet"` with the published one,
     which makes images eight times smaller. `width` multiplies every number of channels, the embedding's 1024 too;
-    another `embedding` adds a linear layer.
+    another `embedding` adds a linear layer. `pretrained` is a file of torchvision's GoogLeNet weights, which needs
+    `stem="imagenet"`; `scaling="published"` gives these weights the inputs they were trained with, from −1 to 1.
     """
 
     name: ClassVar[str]
+    published: ClassVar[Published] = Published(
+        "torchvision's GoogLeNet", "fc.", mean=(0.5,) * 3, std=(0.5,) * 3, ignored=("aux1.", "aux2.")
+    )
+
     stem: Literal["cifar", "imagenet"] = "cifar"
+    pretrained: str | None = None
+    scaling: Scaling = "published"
     width: float = 1.0
     embedding: int | None = None
     norm: Norm = "batch"
 
     def __post_init__(self) -> None:
         check_network("googlenet", self.stem, self.width, self.embedding, self.norm)
+        check_pretrained("googlenet", self.pretrained, self.width, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         """Build the network, with random initial weights, for samples of one shape."""
         # each pool of 3 needs two pixels; with the imagenet stem, the third pool has an eighth of the side
         channels, _, _ = image_shape("googlenet", sample_shape, smallest=15 if self.stem == "imagenet" else 2)
         encoder = GoogLeNetEncoder(channels, self.stem, self.width, self.embedding, self.norm)
-        return Classifier(encoder, encoder.dim, num_classes)
+        model = Classifier(encoder, encoder.dim, num_classes)
+        if self.pretrained is not None:
+            self.published.load(model, self.pretrained, self.name)
+        return model

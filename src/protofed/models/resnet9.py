@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from .base import Classifier, Staged, check_width, image_shape, register, scaled
@@ -46,6 +47,8 @@ class ZeroHead(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Zeros `[…, num_classes]`."""
+        if torch.compiler.is_exporting():  # ONNX has no empty sums
+            return torch.zeros_like(z[..., :1]).expand(*z.shape[:-1], self.num_classes)
         return z[..., :0].sum(-1, keepdim=True).expand(*z.shape[:-1], self.num_classes)
 
 

@@ -98,7 +98,8 @@ class TextEncoder(nn.Module):
         """The embedding `[n, dim]` of a batch."""
         if x.is_floating_point():
             raise ProtofedError(f"model 'bert' takes token ids, which are integers; got {x.dtype}. Try model=mlp")
-        in_transform = torch._C._functorch.maybe_current_level() is not None  # under vmap or grad values cannot be read
+        # under vmap or grad, and where the network is exported, values cannot be read
+        in_transform = torch._C._functorch.maybe_current_level() is not None or torch.compiler.is_exporting()
         x = x if in_transform else self.trimmed(x)
         is_token = x >= 0
         h = x.clamp(min=0)  # no token attends to padding, so its value does not matter

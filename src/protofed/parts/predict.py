@@ -25,7 +25,8 @@ class Predict:
 
     metric: Literal["squared", "euclidean", "cosine"] = "squared"
     temperature: float = 1.0  # what scores are divided by, so that their softmax votes in an ensemble
-    prefers: Literal["received", "own"] = "received"  # whose prototype stands for a class that both know
+    prefers: Literal["received", "own", "alone"] = "received"
+    """Whose prototype stands for a class that both know; `alone`: the client's own, and no received ones beside them."""
     trains_head: bool = True
     tuning: int = 0  # epochs a client trains what it was sent on its own data first; they change no state
     space: Literal["own", "consensus"] = "own"  # of the embedding: the model's own, or FedPAGR's projection head
@@ -44,7 +45,7 @@ class Predict:
             `prefers="own"`.
         """
         bank = received.bank
-        if bank is None:
+        if bank is None or self.prefers == "alone":
             return own()
         if self.prefers == "own":
             return own().filled_from(bank)
@@ -65,8 +66,12 @@ class Predict:
         >>> Nearest().scores(torch.tensor([[1.0]]), bank)
         tensor([[-1., -4.]])
         """
-        distances = bank.distances(z, self.metric)
+        distances = self.distances(z, bank)
         return (1 - distances if self.metric == "cosine" else -distances) / self.temperature
+
+    def distances(self, z: Tensor, bank: PrototypeBank) -> Tensor:
+        """The distances `[..., n, C]` that the scores are made of, infinite where the bank does not know a class."""
+        return bank.distances(z, self.metric)
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,14 @@ class Helpers(Predict):
 
     def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
         helpers = received.banks["helpers"]
-        return helpers if bool(helpers.known.any()) else own()
+        return helpers if self.prefers != "alone" and bool(helpers.known.any()) else own()
 
     def scores(self, z: Tensor, bank: PrototypeBank) -> Tensor:
         p = losses.distance_softmax(z, bank, self.distance)
         return (p.mean(0) if p.ndim > 2 else p).log()
+
+    def distances(self, z: Tensor, bank: PrototypeBank) -> Tensor:
+        """The distances to each helper's prototypes; `mean` is the squared distance divided by the dimension."""
+        if self.distance == "mean":
+            return bank.distances(z) / bank.dim
+        return bank.distances(z, self.distance)

@@ -164,8 +164,9 @@ def _draw_panel(
     axes.set_ylabel("true", color=QUIET, fontsize=8)
     axes.spines[:].set_color("#c9d1d9")
     share = f"{100 * _accuracy(confusion):.1f} % of {confusion.samples:,} right"
-    axes.text(0, 1.03, _cut(client, 20), transform=axes.transAxes, fontsize=9, weight="bold", color=INK)
-    axes.text(1, 1.03, share, transform=axes.transAxes, fontsize=8, color=QUIET, ha="right")
+    font = min(9.0, 340 / max(len(client), 1))  # the name in full, at the width of the panel
+    axes.text(0, 1.1, client, transform=axes.transAxes, fontsize=font, weight="bold", color=INK)
+    axes.text(0, 1.03, share, transform=axes.transAxes, fontsize=8, color=QUIET)
 
 
 def shown_of(confusions: Confusions) -> str:

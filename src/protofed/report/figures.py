@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,53 +13,35 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from ..errors import ProtofedError
+from ..results.columns import OWN, own_predictions
 from ..results.confusions import By
 from ..results.read import Run, StoredResults, VariantRuns, read_folder
 from ..results.rows import JsonRow, number
-from ..results.tables import OWN, own_predictions
-from .confusion import INK, LINE, QUIET, SHADES
-from .content import curve, over_clients
+from .comparison_figures import plot_bytes, plot_gains, sites_measured
+from .confusion import INK, QUIET, SHADES
+from .cost import spent
+from .curves import curve, over_clients
 from .page import check_projection
-from .space import Projection, project, read_snapshots, thin
+from .space import Plane, Projection, project, read_snapshots, thin
+from .style import CLASSES, DASHES, FORMATS, SERIES, STYLE, WIDTHS, Drawing, Source, Width, new_figure, read_source
 
-Width = Literal["column", "page"]
-WIDTHS: dict[Width, float] = {"column": 3.3, "page": 6.9}  # inches
-FORMATS = ("png", "svg", "pdf")
-SERIES = ("#0072b2", "#d55e00", "#008a65", "#b0558a", "#a87400", "#3c9bd0", "#66727f")
-CLASSES = ("#332288", "#4aa8d8", "#2f9c8c", "#117733", "#83831a", "#c9a227", "#cc6677", "#882255", "#aa4499", "#7a8591")
-DASHES: tuple[Any, ...] = ("-", (0, (6, 4)), (0, (2, 4)), (0, (9, 3, 2, 3)))
+__all__ = [
+    "CLASSES",
+    "SERIES",
+    "in_memory",
+    "plot_accuracy",
+    "plot_bytes",
+    "plot_clients",
+    "plot_confusion",
+    "plot_embedding",
+    "plot_gains",
+    "plot_loss",
+    "write_figures",
+]
+
 POINTS = 1500
-STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.edgecolor": "#c9d1d9",
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": LINE,
-    "lines.linewidth": 1.3,
-    "svg.hashsalt": "protofed",  # no random ids: the same run gives the same file
-    "pdf.fonttype": 42,
-    "text.parse_math": False,
-}
-
-Source = str | Path | StoredResults
-
-
-class Drawing(Figure):
-    """A figure that a notebook shows by itself, whether or not pyplot was imported."""
-
-    def _repr_png_(self) -> bytes:
-        data = io.BytesIO()
-        self.savefig(data, format="png", dpi=160)
-        return data.getvalue()
+MOST_CLASSES = 30  # that a legend lists
+MOST_NAMED = 40  # clients whose names stand at the side
 
 
 def in_memory(label: str, metrics: Sequence[JsonRow], summary: Mapping[str, Any] | None) -> StoredResults:
@@ -93,7 +74,7 @@ def plot_accuracy(source: Source, by: By | None = None, width: Width = "column")
 
     Example: `plot_accuracy("runs/digits", by="head").savefig("accuracy.pdf")`
     """
-    folder = _folder(source)
+    folder = read_source(source)
     rows = [row for run in folder.runs for row in run.metrics]
     if by is None and _has_one_own_way(folder):
         return _lines(folder, "metrics", OWN, "accuracy (%)", 100.0, width)
@@ -109,7 +90,7 @@ def _has_one_own_way(folder: StoredResults) -> bool:
 
 def plot_loss(source: Source, width: Width = "column") -> Figure:
     """Draw the training loss by round, a line for each variant: `plot_loss("runs/digits", width="page")`."""
-    return _lines(_folder(source), "rounds", "loss", "training loss", 1.0, width)
+    return _lines(read_source(source), "rounds", "loss", "training loss", 1.0, width)
 
 
 def plot_clients(source: Source, run: str | None = None, by: By | None = None, width: Width = "column") -> Figure:
@@ -124,7 +105,7 @@ def plot_clients(source: Source, run: str | None = None, by: By | None = None, w
     Returns:
         The figure.
     """
-    chosen = _chosen_run(_folder(source), run)
+    chosen = _chosen_run(read_source(source), run)
     if not chosen.clients:
         raise ProtofedError(f"{chosen.path}: no client has been evaluated yet (clients.jsonl)")
     total = len(chosen.clients[-1]["samples"])
@@ -135,7 +116,7 @@ def plot_clients(source: Source, run: str | None = None, by: By | None = None, w
     shares = np.array([[100 * (number({"v": v}, "v") or 0.0) for v in row[f"accuracy_{by}"]] for row in rows]).T
     with rc_context(STYLE):
         height = min(1.0 + 0.11 * total, 1.6 * WIDTHS[width])
-        figure, axes = _figure(width, max(height, 1.6))
+        figure, axes = new_figure(width, max(height, 1.6))
         image = axes.imshow(
             shares,
             aspect="auto",
@@ -146,8 +127,13 @@ def plot_clients(source: Source, run: str | None = None, by: By | None = None, w
         )
         ticks = np.unique(np.linspace(0, len(rows) - 1, min(6, len(rows))).round().astype(int))
         axes.set_xticks(ticks, [str(rows[m]["round"]) for m in ticks])
-        axes.set(xlabel="round", ylabel="client")
-        axes.yaxis.get_major_locator().set_params(integer=True)
+        axes.set(xlabel="round")
+        names = chosen.client_names(total)
+        if total <= MOST_NAMED and any(name != f"client {c}" for c, name in enumerate(names)):
+            axes.set_yticks(range(total), names)
+        else:
+            axes.set(ylabel="client")
+            axes.yaxis.get_major_locator().set_params(integer=True)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
         bar = figure.colorbar(image, ax=axes, extend="min", pad=0.02)
@@ -169,7 +155,7 @@ def plot_confusion(source: Source, run: str | None = None, by: By | None = None,
     Returns:
         The figure.
     """
-    chosen = _chosen_run(_folder(source), run)
+    chosen = _chosen_run(read_source(source), run)
     confusions = chosen.confusions(by)
     if confusions is None:
         problem = chosen.notes[-1] if chosen.notes else f"{chosen.path}: it has no confusion.json yet"
@@ -180,7 +166,7 @@ def plot_confusion(source: Source, run: str | None = None, by: By | None = None,
     np.add.at(counts, tuple(np.searchsorted(classes, rows[:, :2]).T), rows[:, 2])
     shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     with rc_context(STYLE):
-        figure, axes = _figure(width, 0.9 * WIDTHS[width])
+        figure, axes = new_figure(width, 0.9 * WIDTHS[width])
         image = axes.imshow(np.ma.masked_equal(shares, 0.0), cmap=_shades(), vmin=0, vmax=100, interpolation="nearest")
         if len(classes) <= 12:
             for t, p in zip(*np.nonzero(counts), strict=True):
@@ -214,7 +200,7 @@ def plot_embedding(
     Returns:
         The figure.
     """
-    chosen = _chosen_run(_folder(source), run)
+    chosen = _chosen_run(read_source(source), run)
     snapshots, notes = read_snapshots(chosen.path)
     if not snapshots:
         raise ProtofedError(notes[0] if notes else f"{chosen.path}: it has no snapshots of the embedding space")
@@ -234,7 +220,23 @@ def plot_embedding(
             axes.set(xticks=[], yticks=[], aspect="equal")
             axes.spines[:].set_visible(True)
         figure.supxlabel(axes_text, fontsize=6, color=QUIET)
+        _class_legend(figure, chosen, selection)
     return figure
+
+
+def _class_legend(figure: Figure, run: Run, planes: Sequence[Plane]) -> None:
+    """Name the classes by their colours beside the space, where they are not too many to tell apart."""
+    from matplotlib.lines import Line2D
+
+    classes = sorted({int(c) for plane in planes for c in plane.snapshot.y})
+    if len(classes) > MOST_CLASSES:
+        return
+    confusions = run.confusions()
+    names = {c: str(c) if confusions is None or c >= len(confusions.names) else confusions.name(c) for c in classes}
+    look: dict[str, Any] = {"marker": "o", "markersize": 4, "linestyle": ""}
+    handles = [Line2D([], [], color=CLASSES[c % len(CLASSES)], label=names[c], **look) for c in classes]
+    columns = max(1, min(len(classes), int(figure.get_size_inches()[0] * 14 / (max(map(len, names.values())) + 4))))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, handletextpad=0.1)
 
 
 def write_figures(
@@ -265,9 +267,12 @@ def write_figures(
     if width not in WIDTHS:
         raise ProtofedError(f"--width {width!r}: expected one of {', '.join(WIDTHS)}")
     chosen: Width = "column" if width == "column" else "page"
-    results = read_folder(folder)
+    results = read_folder(folder).without_interrupted()
     target = Path(folder) / "figures" if out is None else Path(out)
     figures: dict[str, Figure] = {}
+    rows = [variant.row() for variant in results.variants]
+    for by in sites_measured(rows):
+        figures[f"gains-{by}"] = plot_gains(rows, by, chosen)
     if _has_one_own_way(results):
         figures["accuracy"] = plot_accuracy(results, None, chosen)
     for by in ("head", "prototype"):
@@ -275,6 +280,8 @@ def write_figures(
             figures[f"accuracy-{by}"] = plot_accuracy(results, by, chosen)
     if any(number(row, "loss") is not None for run in results.runs for row in run.rounds):
         figures["loss"] = plot_loss(results, chosen)
+    if results.comparison and (charts := spent(results)):
+        figures["bytes"] = plot_bytes(results, "head" if "head" in charts else "prototype", chosen)
     for run in (variant.runs[0] for variant in results.variants if variant.runs):
         name = f"-{run.name}" if results.comparison else ""
         if run.clients:
@@ -299,10 +306,6 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _folder(source: Source) -> StoredResults:
-    return source if isinstance(source, StoredResults) else read_folder(source)
-
-
 def _chosen_run(folder: StoredResults, name: str | None) -> Run:
     runs = {run.name: run for run in folder.runs}
     if name is None and len(runs) == 1:
@@ -311,11 +314,6 @@ def _chosen_run(folder: StoredResults, name: str | None) -> Run:
         return runs[name]
     problem = "there are several runs" if name is None else f"no run {name!r}"
     raise ProtofedError(f"{folder.path}: {problem}; name one of {', '.join(runs) or 'none (no run has begun)'}")
-
-
-def _figure(width: Width, height: float) -> tuple[Figure, Any]:
-    figure = Drawing(figsize=(WIDTHS[width], height), layout="constrained")
-    return figure, figure.subplots()
 
 
 def _shades() -> LinearSegmentedColormap:
@@ -334,7 +332,7 @@ def _lines(
     if not any(curves):
         raise ProtofedError(f"{folder.path}: {key} has not been measured yet ({file}.jsonl)")
     with rc_context(STYLE):
-        figure, axes = _figure(width, 0.62 * WIDTHS[width] if width == "column" else 2.8)
+        figure, axes = new_figure(width, 0.62 * WIDTHS[width] if width == "column" else 2.8)
         for i, line in enumerate(curves):
             if line is None:
                 continue

@@ -14,6 +14,7 @@ from .content import content
 from .space import PROJECTIONS, Projection
 
 PAGE = "report.html"
+SCRIPTS = ("draw", "opening", "sections", "page")
 
 
 def embedded(value: Any) -> str:
@@ -40,7 +41,7 @@ def render(parts: dict[str, Any], *, live: bool = False) -> str:
     return Template(text("templates/page.html")).substitute(
         title=html.escape(f"{parts['title']} – protofed"),
         style=text("static/page.css"),
-        script=text("static/page.js"),
+        script="\n".join(text(f"static/{name}.js") for name in SCRIPTS),
         content=embedded(parts),
         live="true" if live else "false",
     )

@@ -7,6 +7,7 @@
 | `rounds.jsonl`, `metrics.jsonl`, `clients.jsonl` | round | see `rows` |
 | `confusion.json` | run | at the last evaluation, how often each client took which class for which |
 | `snapshots/round-N.npz` | pictured round | some clients' test embeddings, and the prototypes they are compared with |
+| `models/` | run | the clients' classifiers after the last round, as `classifier.store` writes them |
 | `summary.json` | run | the figures; it is written last, so its presence means that the run has finished |
 """
 
@@ -46,11 +47,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RUN, SETTINGS, CONFUSIONS, SNAPSHOTS, COMPARISON = (
+RUN, SETTINGS, CONFUSIONS, SNAPSHOTS, MODELS, COMPARISON = (
     "run.json",
     "settings.toml",
     "confusion.json",
     "snapshots",
+    "models",
     "comparison.json",
 )
 
@@ -276,6 +278,7 @@ class RunFolder:
             if file.name not in self._snapshots:
                 file.unlink()
         (self.path / SUMMARY).unlink(missing_ok=True)
+        shutil.rmtree(self.path / MODELS, ignore_errors=True)
         for folder in (self.path, self.path / SNAPSHOTS, self.checkpoint):
             for leftover in folder.glob(".*.tmp"):  # of a process that was killed while it wrote
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
@@ -311,7 +314,7 @@ def read_about(path: Path) -> dict[str, Any]:
     if disk.digest_of(path / SETTINGS) != record.get("settings"):
         raise ProtofedError(
             f"{path / SETTINGS}: not what the run began with; restore it, or start a new run with "
-            f"`protofed run METHOD --config {path / SETTINGS}`"
+            f"`protofed run --config {path / SETTINGS}`"
         )
     return record
 

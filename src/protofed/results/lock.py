@@ -105,6 +105,27 @@ class FolderLock:
         self.release()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process holds the lock of a folder: this one or, where the system can say it, another one."""
+    path = folder / FILE
+    try:
+        status = path.stat()
+        if fcntl is None or (status.st_dev, status.st_ino) in _held:
+            return True  # it is not opened here: closing it again would end the lock
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(handle)
+    return False
+
+
 def _sentence(text: str) -> str:
     """The sentence that names the holder of the lock, from what it wrote into the lock file."""
     try:

@@ -17,11 +17,33 @@ from typing import Any
 from .. import disk
 from ..errors import ProtofedError
 from .archive import ArchivedRun, is_archive, read_archive, read_summaries
+from .columns import Row
 from .comparison import ComparisonFolder, ComparisonRecord, failures_of
-from .confusions import By, Confusions, parse_confusions, read_confusions
-from .folder import COMPARISON, CONFUSIONS, SETTINGS, check_is_run, parse_settings, read_settings
-from .rows import CLIENTS, EVALUATIONS, FORMAT, ROUNDS, ROW_FILES, SUMMARY, JsonRow, problem_of, rough_problem_of
-from .tables import Row
+from .folder import COMPARISON, SETTINGS, check_is_run, parse_settings, read_settings
+from .rows import (
+    CLIENTS,
+    EVALUATIONS,
+    FORMAT,
+    ROUNDS,
+    ROW_FILES,
+    SUMMARY,
+    JsonRow,
+    problem_of,
+    rough_problem_of,
+)
+from .stored import Run, StoredResults, VariantRuns
+
+__all__ = [
+    "Reader",
+    "Run",
+    "StoredResults",
+    "VariantRuns",
+    "is_run",
+    "read_finished",
+    "read_folder",
+    "read_rows",
+    "read_run",
+]
 
 SEED = re.compile(r"(.+)-seed(\d+)")
 
@@ -103,122 +125,6 @@ class Reader:
             return dict(content)
         self.problem(f"{file}: not readable ({problem}); the run is shown as one that has not finished")
         return None
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run as it was read.
-
-    Attributes:
-        path: The run folder.
-        label: The label of its variant.
-        seed: Its seed.
-        settings: Its settings, empty where they could not be read.
-        rounds: One row per round.
-        metrics: One row per evaluated round.
-        clients: One row per evaluated round, with the figures of every client.
-        summary: The figures; None while the run has not finished.
-        notes: What could not be read.
-        archived_confusions: The text of `confusion.json`, where the run was read from an archive.
-    """
-
-    path: Path
-    label: str
-    seed: int
-    settings: Mapping[str, Any]
-    rounds: Sequence[JsonRow]
-    metrics: Sequence[JsonRow]
-    clients: Sequence[JsonRow]
-    summary: JsonRow | None
-    notes: list[str] = field(default_factory=list)
-    archived_confusions: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the run's folder."""
-        return self.path.name
-
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        method = self.settings.get("method")
-        return str(method.get("name", self.label)) if isinstance(method, Mapping) else self.label
-
-    @property
-    def planned(self) -> int | None:
-        """The number of rounds that the settings ask for; None where they could not be read."""
-        rounds = self.settings.get("rounds")
-        return rounds if isinstance(rounds, int) else None
-
-    @property
-    def last(self) -> int:
-        """The number of the last round that was written, or 0."""
-        return max((row["round"] for row in (*self.rounds, *self.metrics)), default=0)
-
-    def confusions(self, by: By | None = None) -> Confusions | None:
-        """Read the confusions. They are None where there is no file yet, or (with a note) where it is not readable."""
-        file = self.path / CONFUSIONS
-        if self.archived_confusions is None and not file.is_file():
-            return None
-        try:
-            if self.archived_confusions is not None:
-                return parse_confusions(file, self.archived_confusions, by)
-            return read_confusions(self.path, by)
-        except ProtofedError as error:
-            note = str(error)
-            if note not in self.notes:
-                self.notes.append(note)
-            return None
-
-
-@dataclass(frozen=True)
-class VariantRuns:
-    """The runs of one variant: one for each seed that has begun, and by seed why others failed."""
-
-    label: str
-    method: str
-    settings: Mapping[str, Any]
-    runs: Sequence[Run]
-    failures: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def finished(self) -> list[JsonRow]:
-        """The summaries of the runs that have finished."""
-        return [run.summary for run in self.runs if run.summary is not None]
-
-    def row(self) -> Row:
-        """The line of this variant in a table."""
-        return Row(self.label, self.method, self.settings, self.finished, self.failures)
-
-
-@dataclass(frozen=True)
-class StoredResults:
-    """What a folder holds: a run, which is one variant with one seed, or the variants and seeds of a comparison.
-
-    Attributes:
-        path: The folder.
-        comparison: Whether it holds a comparison, or several runs.
-        variants: The runs by variant.
-        columns: The columns of the tables, where a person has chosen them.
-        planned_runs: The number of runs that there will be.
-        own_notes: What could not be read of the files beside the runs.
-    """
-
-    path: Path
-    comparison: bool
-    variants: Sequence[VariantRuns]
-    columns: Sequence[str] | None = None
-    planned_runs: int = 1
-    own_notes: list[str] = field(default_factory=list)
-
-    @property
-    def runs(self) -> list[Run]:
-        """All runs that have begun, variant by variant."""
-        return [run for variant in self.variants for run in variant.runs]
-
-    def notes(self) -> list[str]:
-        """What could not be read, of the folder and of its runs."""
-        return [*self.own_notes, *(note for run in self.runs for note in run.notes)]
 
 
 def is_run(folder: Path) -> bool:

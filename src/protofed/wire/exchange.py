@@ -114,6 +114,8 @@ class Sender(Protocol):
 class Exchange:
     """What goes down, what comes up, and whether each client keeps a model of its own between rounds.
 
+    Where nothing `travels`, messages stay at the client, in a control of a method, and their bytes are not counted.
+
     >>> fedavg = Exchange(down=(weights(),), up=(weights(),), keeps_model=False)
     >>> fedavg.prototypes, fedavg.asks_clients
     (False, True)
@@ -122,6 +124,7 @@ class Exchange:
     down: tuple[Part, ...] = ()
     up: tuple[Part, ...] = ()
     keeps_model: bool = True
+    travels: bool = True
 
     @property
     def asks_clients(self) -> bool:

@@ -10,9 +10,9 @@ from ... import methods
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...results.archive import is_archive
+from ...results.columns import Row
 from ...results.comparison import ComparisonFolder
 from ...results.read import read_rows
-from ...results.tables import Row
 from ..compare import Variant, is_comparison, parse_entries
 from .planning import plan
 from .preset import Preset, Size, available, load_preset, row_label, row_method, slug

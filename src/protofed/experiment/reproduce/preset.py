@@ -19,7 +19,8 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from ...errors import ProtofedError, first_problem, unknown
-from ...results.tables import MISSING, Column, parse_column, setting_text
+from ...results.columns import Column, parse_column
+from ...results.tables import MISSING, setting_text
 from .. import presets
 from ..settings import combine, read_toml
 

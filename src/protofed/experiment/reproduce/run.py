@@ -11,6 +11,7 @@ from typing import Any
 from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
+from ...models.published import PACKAGE
 from ...results.folder import make_folder
 from ...results.tables import setting_text
 from ..compare import Comparison, ComparisonFolder, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
@@ -121,7 +122,7 @@ def _check_data(plan: Plan, column: str, folder: Path | None) -> None:
 
 def _check_files(settings: Settings) -> None:
     pretrained = getattr(settings.model, "pretrained", None)
-    if pretrained is not None and not Path(pretrained).expanduser().is_file():
+    if pretrained not in (None, PACKAGE) and not Path(pretrained).expanduser().is_file():
         raise ProtofedError(f"{pretrained}: no such file of pretrained weights")
     if not isinstance(settings.data, Dataset):
         settings.data.load()

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...results.tables import MISSING, Row, losses_of, mean_and_deviation, setting_text
+from ...results.columns import Row
+from ...results.notes import losses_of
+from ...results.tables import MISSING, mean_and_deviation, setting_text
 from ..settings import Settings, combine
 from .planning import column_grid
 from .preset import SERVER, SIZES, Preset, measure_column, paper_number, slug

@@ -170,7 +170,7 @@ class Stack:
                 batch["prepared"] = padded_rows(rows_of, widths[1])
             received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
             params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
-            with one_sample_is_too_few(self.jobs[0].client):
+            with one_sample_is_too_few(self.task.name_of(self.jobs[0].client)):
                 buffers = {n: b[rows] for n, b in self.buffers.items()}
                 terms, new_buffers, pseudo = losses(params, buffers, batch, *received)
             total = torch.stack(list(terms.values())).sum()
@@ -208,7 +208,8 @@ class Stack:
             trained = None if failure else StackedClient(outputs, k, weights, task, job, self.round)
             optimiser_state = self.optimiser.export(k) if local.exports_optimiser else {}
             counts = self.pseudo[k].counts(task, job.data, job.client)
-            results[self.order[k]] = Training(trained, optimiser_state, terms, failure, counts)
+            measures = self.optimiser.measures(k)
+            results[self.order[k]] = Training(trained, optimiser_state, terms, failure, counts, measures)
         return [results[k] for k in range(len(self.jobs))]
 
 
