@@ -1,9 +1,10 @@
 """The benchmark: at tiny sizes, with no word about how long anything takes."""
 
 import json
-import mmap
 import multiprocessing
 import statistics
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -15,7 +16,6 @@ from protofed.bench import NAMES, measure, run_bench
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
 from protofed.bench.limit import Merged, batches, in_layout, layouts
-from protofed.bench.memory import tree_memory
 from protofed.bench.plain import PlainFedAvg, PlainFedProto
 from protofed.bench.processes import Field
 from protofed.bench.report import markdown
@@ -224,20 +224,29 @@ def test_the_clock_counts_nested_calls_once_and_sees_forked_processes():
     clock = Clock()
     inner = clock.timed(lambda: time.sleep(0.02))
     outer = clock.timed(inner)
+    begun = time.perf_counter()
     outer()
+    elapsed = time.perf_counter() - begun
     child = multiprocessing.get_context("fork").Process(target=inner)
     child.start()
     child.join()
     here, there = clock.read()
-    assert 0.02 <= here < 0.04 and there >= 0.02  # a sleep is never shorter than asked
+    assert 0.02 <= here <= elapsed and there >= 0.02  # counted twice, the sleep would be longer than the call
 
 
 def test_memory_grows_by_what_is_held():
-    before = tree_memory()
-    with mmap.mmap(-1, 32 << 20) as held:
-        held.write(bytes([1]) * len(held))
-        after = tree_memory()
-    assert after["peak"] >= before["peak"] and after["now"] - before["now"] > 0.9 * (32 << 20)
+    code = """
+import mmap
+from protofed.bench.memory import tree_memory
+before = tree_memory()
+with mmap.mmap(-1, 32 << 20) as held:
+    held.write(bytes([1]) * len(held))
+    after = tree_memory()
+print(after["now"] - before["now"], after["peak"] - before["peak"])
+"""  # in a process of its own: other tests may leave children here that end, and caches that are freed
+    grown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    now, peak = map(int, grown)
+    assert now > 0.9 * (32 << 20) and peak >= 0
 
 
 # --- contenders that cannot take part -----------------------------------------------------------------------------------

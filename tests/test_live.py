@@ -186,11 +186,10 @@ def test_frames_are_whole_as_soon_as_they_can_be(cores: int, expected: int | Non
 
 # --- at its own speed -------------------------------------------------------------------------------------------------
 def test_items_come_when_they_are_due() -> None:
-    began = time.monotonic()
-    found = [(due - began, item, time.monotonic() - began) for due, item in paced([(5.0, 1), (5.2, 2), (4.0, 3)], 2)]
+    found = [(due, item, time.monotonic()) for due, item in paced([(5.0, 1), (5.2, 2), (4.0, 3)], 2)]
     assert [item for _, item, _ in found] == [1, 2, 3]
-    np.testing.assert_allclose([due for due, *_ in found], [0, 0.1, 0.1], atol=0.01)
-    assert all(came >= due for due, _, came in found) and found[-1][2] < 1
+    np.testing.assert_allclose([due - found[0][0] for due, *_ in found], [0, 0.1, 0.1], atol=1e-6)
+    assert all(came >= due for due, _, came in found)
     stop = threading.Event()
     stop.set()
     assert list(paced([(0.0, 1)], 1, stop)) == []
@@ -311,9 +310,11 @@ def test_ctrl_c_is_the_usual_end(run: Any, folder: Path) -> None:
         assert line.startswith("udp:127.0.0.1:"), line
         port = int(line.split(":")[2])
         send(folder / "walk.pcap", ("127.0.0.1", port), 20)
-        time.sleep(0.5)
+        windows = 0
+        while windows < 6 and (line := process.stdout.readline()):
+            windows += " ms" in line
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=20)
+        out, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0 and "Traceback" not in errors and "60 packets; 6 windows" in out, (out, errors)

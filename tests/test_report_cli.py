@@ -70,10 +70,10 @@ def test_watch_serves_the_page_until_it_is_interrupted(comparison):
     try:
         line = process.stdout.readline()
         address = re.search(r"http://[\d.]+:\d+/?", line)[0].rstrip("/")
-        assert "fedproto" in urllib.request.urlopen(f"{address}/", timeout=20).read().decode()
-        assert json.loads(urllib.request.urlopen(f"{address}/content.json", timeout=20).read())
+        assert "fedproto" in urllib.request.urlopen(f"{address}/", timeout=60).read().decode()
+        assert json.loads(urllib.request.urlopen(f"{address}/content.json", timeout=60).read())
         process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     finally:
         process.kill()
 

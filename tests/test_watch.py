@@ -134,7 +134,7 @@ ASKED = b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n"
 
 
 def request(server, text=ASKED):
-    connection = socket.create_connection(server.server_address[:2], timeout=20)
+    connection = socket.create_connection(server.server_address[:2], timeout=60)
     connection.sendall(text)
     return connection
 
@@ -169,7 +169,7 @@ def test_a_client_that_goes_away_leaves_no_word(tmp_path, capfd, errors_of):
             server.cache.content = lambda gone=gone: (gone.wait(20), shown())[1]  # no answer before the client is gone
             reset(request(server, text))
             gone.set()
-            assert isinstance(seen.get(timeout=20), ConnectionError), text
+            assert isinstance(seen.get(timeout=60), ConnectionError), text
         assert capfd.readouterr() == ("", "")
 
 
@@ -178,7 +178,7 @@ def test_a_bug_in_the_server_shows(tmp_path, capfd, errors_of):
         seen, server.cache.content = errors_of(server), lambda: {}["a bug"]
         with request(server) as connection:
             assert connection.recv(100) == b""
-        assert isinstance(seen.get(timeout=20), KeyError)
+        assert isinstance(seen.get(timeout=60), KeyError)
     assert capfd.readouterr().err.count("KeyError: 'a bug'") == 1
 
 
@@ -252,7 +252,7 @@ def test_ctrl_c_ends_it_cleanly(tmp_path):
         url = process.stdout.readline().strip()
         assert url.startswith("http://127.0.0.1:")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0 and errors == ""

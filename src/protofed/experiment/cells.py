@@ -233,9 +233,10 @@ def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tu
         graceful = True
         raise
     finally:
-        for _, process in running.values():  # the comparison is stopped, so nobody would read their results
+        for _, process in running.values():  # the comparison is stopped, so nobody would use their results
             process.terminate() if graceful else process.kill()
-        for _, process in running.values():
+        for messages, (_, process) in running.items():
+            _drain(messages)
             process.join()
 
 
@@ -263,6 +264,13 @@ def _receive(messages: Any) -> Any:
         return messages.recv()
     except (EOFError, OSError):
         return None
+
+
+def _drain(messages: Any) -> None:
+    """Read until the process closes its end: one that waits for room in the pipe would never end."""
+    while _receive(messages) is not None:
+        pass
+    messages.close()
 
 
 def _join(process: Any) -> None:

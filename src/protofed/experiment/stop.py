@@ -10,16 +10,21 @@ from types import FrameType
 
 from ..errors import Stopped
 
-_request = threading.Event()
+_requested = False  # no `threading.Event`: a second signal while the first is noted would wait for the event's lock
 
 
 def requested() -> bool:
     """Whether this process was asked to end by SIGTERM."""
-    return _request.is_set()
+    return _requested
+
+
+def _note(request: bool) -> None:
+    global _requested
+    _requested = request
 
 
 def _note_request(number: int, frame: FrameType | None) -> None:
-    _request.set()
+    _note(True)
 
 
 def listen() -> None:
@@ -60,10 +65,10 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
     if not is_ours:
         yield
         return
-    _request.clear()
+    _note(False)
     signal.signal(signal.SIGTERM, handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _request.clear()
+        _note(False)
