@@ -130,6 +130,12 @@ def test_local_is_beside_them_once(texts, expected):
     assert [v.label for v in parse_entries(texts, local=True)] == expected
 
 
+def test_where_clients_have_no_labels_the_server_alone_is_beside_them():
+    assert labels(grid("semifl", labels="server", server_labels=50)) == ["server-only", "semifl"]
+    assert labels(grid("semifl", "server-only", labels="server", server_labels=50)) == ["server-only", "semifl"]
+    assert labels(grid("semifl", labels="server", server_labels=50, local=False)) == ["semifl"]
+
+
 def test_local_can_be_left_out():
     assert labels(grid("fedavg", local=False)) == ["fedavg"]
     assert labels(grid("fedavg", "local", local=False)) == ["fedavg", "local"]

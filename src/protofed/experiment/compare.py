@@ -64,7 +64,7 @@ def compare(
 
     Args:
         names: The methods. One may have a label and settings of its own: `"upper bound=fedavg?labels=all"`.
-        local: Whether Local is run beside them.
+        local: Whether Local is run beside them; with `labels=server`, where no client can learn alone, `server-only` is.
         controls: Whether the control of each method that exchanges prototypes is run after it: the same loss with the
             client's own prototypes (`control=own`).
         seeds: The number of seeds, counted from the setting `seed`, or a list of seeds.

@@ -81,7 +81,7 @@ def make_grid(
     Args:
         names: The methods, each with a label and settings of its own where it has some.
         over: The axes of a sweep; None for a comparison, whose files may have no axes either.
-        local: Whether Local is run beside them.
+        local: Whether Local is run beside them; with `labels=server`, where no client can learn alone, `server-only` is.
         controls: Whether the control of each method that exchanges prototypes is run after it.
         seeds: The number of seeds, counted from the setting `seed`, or a list of seeds.
         config: Files of settings; later ones override earlier ones.
@@ -183,20 +183,21 @@ def _is_entry(word: str) -> bool:
     return name in methods.registry
 
 
-def parse_entries(texts: Iterable[str], *, local: bool) -> list[Variant]:
+def parse_entries(texts: Iterable[str], *, local: bool, baseline: str = "local") -> list[Variant]:
     """Read the methods of a comparison.
 
     Args:
         texts: Entries `[LABEL=]METHOD[?key=value&key=value…]`. An entry that stands there twice counts once. The label
             of an entry without one is its method's name, or the whole entry where two would have the same.
-        local: Whether Local is put before them.
+        local: Whether the baseline is put before them.
+        baseline: The method that learns without a federation: Local, or `server-only` where clients have no labels.
 
     Returns:
         A variant for each entry, before any axis.
     """
     entries = [_entry(text) for text in texts]
-    if local and not any(entry.label and entry.name == "local" and not entry.query for entry in entries):
-        entries.insert(0, Entry("", "local", ""))
+    if local and not any(entry.label and entry.name == baseline and not entry.query for entry in entries):
+        entries.insert(0, Entry("", baseline, ""))
     entries = list(dict.fromkeys(entries))
     counts = Counter(entry.label or entry.name for entry in entries)
     variants = []
@@ -270,7 +271,7 @@ def _grid(
     for name in columns or ():
         parse_column(name)
     layers = _without_replaced_axes(layers)
-    entries = parse_entries(_methods_of(layers), local=local)
+    entries = parse_entries(_methods_of(layers), local=local, baseline=_baseline(layers))
     if controls:
         entries = with_controls(entries)
     names = list(dict.fromkeys(entry.method for entry in entries))
@@ -290,6 +291,12 @@ def _grid(
         of_entry = [variant for variant, (origin, _) in zip(variants, choices, strict=True) if origin is entry]
         _check_distinct(of_entry, [cells[variant.cell(seed_list[0])] for variant in of_entry])
     return Grid(variants, seed_list, cells, None if columns is None else list(columns))
+
+
+def _baseline(layers: Sequence[Layer]) -> str:
+    """Local, or `server-only` where only the server has labels, so that a client cannot learn alone."""
+    labels = [layer.settings["labels"] for layer in layers if "labels" in layer.settings]
+    return "server-only" if labels[-1:] == ["server"] else "local"
 
 
 def _methods_of(layers: Sequence[Layer]) -> list[str]:
