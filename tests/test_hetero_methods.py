@@ -302,7 +302,7 @@ def test_fedpagr_a_client_off_the_sphere_weighs_no_more():
 )
 def test_fedpagr_margin_and_steps_go_by_the_number_of_classes(classes, given, expected):
     method = methods.registry.make("fedpagr", given)
-    assert method.refinement(classes) == expected
+    assert method.refinement.chosen(classes) == expected
     state = method.start(setup(classes))
     upload = Upload(0, 1, Bundle(bank=bank(3, classes).normalised()))
     after = updated(method, state, [upload], 1, setup(classes)).bank

@@ -33,6 +33,28 @@ def methods() -> None:
     make_console().print(table)
 
 
+def parts() -> None:
+    """List the parts of which `compose` makes a method, and those that stand around any method."""
+    from ..parts import Filter, Predict, Reduce, ServerStep, Term
+    from ..parts.attacks import Attack
+
+    table = Table("setting", "part", "what it is", "settings")
+    for setting, registry in {
+        "loss": Term.registry,
+        "reduce": Reduce.registry,
+        "after": ServerStep.registry,
+        "predict": Predict.registry,
+        "filters": Filter.registry,
+        "attack": Attack.registry,
+    }.items():
+        for name in registry.names():
+            fields = "\n".join(f"{f.name}={_short(f.default)}" for f in registry.options(name).values())
+            table.add_row(setting, name, (registry[name].__doc__ or "").strip().splitlines()[0], fields)
+            setting = ""
+        table.add_section()
+    make_console().print(table)
+
+
 def _parts(method: Any) -> dict[str, str]:
     """The parts of a method with its default settings, in a word or two each."""
     exchange, predict = method.exchange, method.predict
@@ -54,13 +76,14 @@ def _parts(method: Any) -> dict[str, str]:
 
 def _short(value: Any) -> str:
     """The default of a setting as a table shows it."""
-    from ..parts import Reduce
-    from ..registry import as_text
+    from ..registry import as_text, is_part
 
     if value is dataclasses.MISSING:
         return "(needed)"
-    if isinstance(value, Reduce):
+    if is_part(value):
         return as_text(value)
+    if isinstance(value, tuple) and any(map(is_part, value)):
+        return "[" + ", ".join(map(as_text, value)) + "]"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "(" + ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value)) + ")"
     return str(value)

@@ -241,6 +241,33 @@ class Each(Reduce):
         return Reduced(weights=averaged_weights(total), uploads=tuple(uploads))
 
 
+@Reduce.registry.register("personal")
+@dataclass(frozen=True)
+class Personal(Reduce):
+    """Every client gets prototypes of its own, in which clients count the more the more they are alike (FedAPA, Eq. 5–8).
+
+    `similar=false`: the plain average for everybody. `peers=true`: each client is sent all other clients' prototypes too.
+    """
+
+    temperature: float = 0.5  # τ of Eq. 6
+    padding: Literal["mean", "size-weighted"] = "mean"  # Eq. 8 as printed; the text about it says sample-weighted
+    similar: bool = True
+    peers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError("temperature must be above 0")
+
+    def check(self, exchange: Exchange, owner: str) -> None:
+        if not any(part.each and part.kind == "bank" for part in exchange.down):
+            raise ProtofedError(
+                f"reduce=personal: {owner} sends all clients the same prototypes; compose and fedapa send each its own"
+            )
+
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
+        return Reduced(uploads=tuple(uploads))
+
+
 def weighted_average(uploads: Sequence[Upload], share: Callable[[Upload], float]) -> dict[str, Tensor]:
     """The mean of the uploads' weights.
 

@@ -32,6 +32,8 @@ class Term:
     name: ClassVar[str]
     key: ClassVar[str] = ""
     """What the record calls the term, where that is not its name."""
+    reads: ClassVar[tuple[str, ...]] = ("bank",)
+    """The parts of the server's message that the loss needs."""
 
     weight: Weight = 1.0
 
@@ -70,6 +72,8 @@ def terms_of(
 @dataclass(frozen=True)
 class CE(Term):
     """Cross-entropy of the classifier head."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def loss(self, net: Parameters, output: Output | Levels, batch: Batch, received: Received) -> Tensor:
         return losses.cross_entropy(output.logits, batch.y, weight=batch.weight)
@@ -130,6 +134,7 @@ class Peers(Term):
     """Contrast with every client's prototypes: those sent as `peers`, and the client's own last ones."""
 
     key: ClassVar[str] = "clients"
+    reads: ClassVar[tuple[str, ...]] = ("bank", "peers")
 
     temperature: float = 0.5
 
@@ -149,6 +154,8 @@ class Peers(Term):
 @dataclass(frozen=True)
 class Proximal(Term):
     """Half the squared distance of the parameters to those received."""
+
+    reads: ClassVar[tuple[str, ...]] = ("weights",)
 
     def loss(self, net: Parameters, output: Output | Levels, batch: Batch, received: Received) -> Tensor:
         return losses.proximal(net.params, received.weights)
