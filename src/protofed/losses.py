@@ -166,7 +166,12 @@ def uniformity(z: Tensor, bank: PrototypeBank, temperature: float = 0.1, weight:
 
 
 def peer_contrast(
-    z: Tensor, y: Tensor, banks: PrototypeBank, temperature: float = 0.5, weight: Tensor | None = None
+    z: Tensor,
+    y: Tensor,
+    banks: PrototypeBank,
+    temperature: float = 0.5,
+    weight: Tensor | None = None,
+    further: PrototypeBank | None = None,
 ) -> Tensor:
     """Mean over the peers' banks of the cross-entropy over `cos(z, p_jc) / temperature`: FedAPA Eq. 10.
 
@@ -179,6 +184,7 @@ def peer_contrast(
         banks: a stack of the peers' banks `[N, C, d]`.
         temperature: what the cosines are divided by.
         weight: `[n]`, how much each sample counts; 0 is padding.
+        further: one more peer's bank `[C, d]`, where it is not among the others.
 
     Returns:
         the mean over the peers, 0 where none of them knows a class of the batch.
@@ -189,10 +195,32 @@ def peer_contrast(
     0.3133
     """
     z, weight = _samples(z, weight)
-    known = banks.known[..., y]  # [N, n]
-    log_p = _pick(_cosine_log_softmax(z, banks, 1 / temperature), y)
-    weight = weight * known
-    return _mean(_mean(torch.where(known, -log_p, 0.0), weight), (weight.sum(-1) > 0).to(z.dtype))
+    directions = unit(z) / temperature
+    values, counted = _contrast_with_each(directions, y, banks, weight)
+    if further is not None:
+        more = _contrast_with_each(directions, y, PrototypeBank(further.means[None], further.counts[None]), weight)
+        values, counted = torch.cat([values, more[0]]), torch.cat([counted, more[1]])
+    return _mean(values, counted)
+
+
+def _contrast_with_each(directions: Tensor, y: Tensor, banks: PrototypeBank, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy with each bank of a stack `[N]`, and 1 for those that know a class of the batch, 0 for others.
+
+    A stack may be shared by many clients, of whom each lacks another bank: which prototypes are known enters after the
+    one product with all of them, so that nothing of the stack is copied for a client. NaN in an unknown row becomes 0.
+    """
+    n, classes = len(directions), banks.num_classes
+    means = single(banks.means)
+    rows = unit(torch.where(means.isfinite(), means, 0.0)).flatten(0, 1)
+    known = banks.known
+    hidden = torch.where(known | ~known.any(-1, keepdim=True), 0.0, -INF).to(rows.dtype)
+    log_p = ((directions @ rows.T).unflatten(-1, (-1, classes)) + hidden).log_softmax(-1)  # [n, N, C]
+    of_sample = known[:, y].T  # [n, N]
+    picked = log_p.gather(-1, y[:, None, None].expand(n, len(known), 1)).squeeze(-1)
+    weights = weight[:, None] * of_sample
+    total = weights.sum(0)
+    values = (torch.where(of_sample, -picked, 0.0) * weights).sum(0) / torch.where(total > 0, total, 1.0)
+    return values, (total > 0).to(values.dtype)
 
 
 def prototype_softmax(z: Tensor, bank: PrototypeBank, temperature: float = 0.1) -> Tensor:

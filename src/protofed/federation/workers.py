@@ -274,11 +274,13 @@ class WorkerEngine:
         """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
         and the options for an evaluation."""
         audience = {c: downloads.audience[c] for c in clients}
-        for number in dict.fromkeys(audience.values()):
+        numbers = dict.fromkeys([*audience.values(), *([] if downloads.common is None else [downloads.common])])
+        for number in numbers:
             if number not in self.locations:
                 self.locations[number] = self.arena.put(downloads.messages[number])
-        locations = {number: self.locations[number] for number in dict.fromkeys(audience.values())}
-        return downloads.purpose, downloads.round, audience, locations, downloads.serial, parameters
+        locations = {number: self.locations[number] for number in numbers}
+        identity = downloads.serial, downloads.common
+        return downloads.purpose, downloads.round, audience, locations, identity, parameters
 
     def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
         """An estimate of a group's time. The longest groups are started first, so that the last one is short."""
@@ -411,8 +413,8 @@ class WorkerEngine:
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
         arena.used = 0  # the parent has read the replies of the last job
-        purpose, round, audience, locations, serial, parameters = job
-        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, serial)
+        purpose, round, audience, locations, identity, parameters = job
+        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, *identity)
         if purpose == "evaluate":
             self.states.extras = {}
             return self.inner.evaluate(downloads, parameters)

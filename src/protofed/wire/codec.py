@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..bank import PrototypeBank
 from .bundle import Bundle, Message, WireError
 from .exchange import Expected, is_finite
-from .frame import framed, layout, unframed
+from .frame import framed, framed_sizes, layout, unframed
 
 # How many numbers the banks of one message may unfold to, known and unknown rows together. A message of a few bytes can
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
@@ -35,19 +35,53 @@ def encode(bundle: Bundle) -> bytes:
     >>> decode(encode(Bundle(scalars={"samples": 40.0}))).scalars
     {'samples': 40.0}
     """
-    if bundle.empty:
-        return b""
+    return b"" if bundle.empty else framed(*_entries(bundle, _known_rows))
+
+
+def encoded_sizes(bundle: Bundle) -> Counter[str]:
+    """The bytes by kind of the message that a bundle is encoded to, which is not made for it.
+
+    Args:
+        bundle: the named values.
+
+    Returns:
+        what `sizes` gives for the message.
+
+    >>> bundle = Bundle(bank=PrototypeBank(torch.zeros(10, 512), torch.ones(10)))
+    >>> encoded_sizes(bundle) == sizes(encode(bundle))
+    True
+    """
+    return Counter() if bundle.empty else framed_sizes(*_entries(bundle, _known_rows_form))
+
+
+Rows = tuple[Tensor, Tensor, Tensor]
+Entries = tuple[dict[str, Tensor], dict[str, float], tuple[tuple[str, tuple[int, ...]], ...]]
+
+
+def _known_rows(bank: PrototypeBank) -> Rows:
+    """The prototypes of a bank's known classes, the numbers of the classes, and the counts."""
+    counts = bank.counts.reshape(-1)
+    means = bank.means.reshape(counts.numel(), bank.dim)
+    known = (counts > 0).nonzero().squeeze(1)
+    if len(known) == counts.numel():
+        return means, known.to(torch.int32), counts
+    return means[known.to(means.device)], known.to(torch.int32), counts[known]
+
+
+def _known_rows_form(bank: PrototypeBank) -> Rows:
+    """What `_known_rows` gives, without its values."""
+    number = int((bank.counts > 0).sum())
+    means, counts = bank.means.new_empty(number, bank.dim, device="meta"), bank.counts.new_empty(number, device="meta")
+    return means, torch.empty(number, dtype=torch.int32, device="meta"), counts
+
+
+def _entries(bundle: Bundle, rows_of: Callable[[PrototypeBank], Rows]) -> Entries:
+    """The tensors and numbers of a message by the names that they have in it, and the shapes of its banks."""
     tensors: dict[str, Tensor] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     for name, bank in bundle.all_banks().items():
-        counts = bank.counts.reshape(-1)
-        means = bank.means.reshape(counts.numel(), bank.dim)
-        known = [row for row, count in enumerate(counts.tolist()) if count > 0]
-        rows = torch.tensor(known, dtype=torch.int32)
-        complete = len(known) == counts.numel()
-        tensors[f"bank:{name}:means"] = means if complete else means[rows.to(means.device)]
-        tensors[f"bank:{name}:rows"] = rows
-        tensors[f"bank:{name}:counts"] = counts if complete else counts[rows.to(counts.device)]
+        parts = zip(("means", "rows", "counts"), rows_of(bank), strict=True)
+        tensors |= {f"bank:{name}:{part}": value for part, value in parts}
         shapes.append((name, tuple(bank.means.shape)))
     for model in bundle.models:
         if "/" in model:
@@ -55,7 +89,7 @@ def encode(bundle: Bundle) -> bytes:
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"model:/{model}/{k}": v for model, values in bundle.models.items() for k, v in values.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
-    return framed(tensors, {f"scalar:{k}": float(v) for k, v in bundle.scalars.items()}, tuple(shapes))
+    return tensors, {f"scalar:{k}": float(v) for k, v in bundle.scalars.items()}, tuple(shapes)
 
 
 def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:

@@ -67,19 +67,38 @@ def framed(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: B
     Returns:
         the message.
     """
-    width = {name: value.element_size() for name, value in tensors.items()} | dict.fromkeys(numbers, 8)
-    names = sorted(width, key=lambda n: (-width[n], n))  # large numbers first: all lie aligned
-    forms: list[tuple[torch.dtype, tuple[int, ...]]] = []
-    pieces: list[Any] = []
-    for name in names:
+    pieces: list[Any] = [_header_of(tensors, numbers, banks)]
+    for name in _in_order(tensors, numbers):
         if name in numbers:
-            forms.append((torch.float64, ()))
             pieces.append(NUMBER.pack(numbers[name]))
         else:
             value = tensors[name].detach().to("cpu").contiguous()
-            forms.append((value.dtype, tuple(value.shape)))
             pieces.append(value.reshape(-1).view(torch.uint8).numpy())
-    return b"".join([_header_text(banks, tuple(names), tuple(forms)), *pieces])
+    return b"".join(pieces)
+
+
+def framed_sizes(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> Counter[str]:
+    """The bytes by kind of the message that `framed` would make, of which only the header is made.
+
+    Args:
+        tensors: by name; their values are not read, so they may lie on the meta device.
+        numbers: by name.
+        banks: the name and the shape of every bank.
+    """
+    return Counter(layout(_header_of(tensors, numbers, banks)).kinds)
+
+
+def _in_order(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> list[str]:
+    """The names of a message's entries, those with large numbers first: all lie aligned."""
+    width = {name: value.element_size() for name, value in tensors.items()} | dict.fromkeys(numbers, 8)
+    return sorted(width, key=lambda n: (-width[n], n))
+
+
+def _header_of(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> bytes:
+    """The length of a message's header, and its text."""
+    names = tuple(_in_order(tensors, numbers))
+    forms = ((torch.float64, ()) if n in numbers else (tensors[n].dtype, tuple(tensors[n].shape)) for n in names)
+    return _header_text(banks, names, tuple(forms))
 
 
 @lru_cache(maxsize=CACHED)
