@@ -25,6 +25,7 @@ from ..methods.server import Setup
 from ..parts import Running, Upload
 from ..parts.attacks import Attackers
 from ..parts.filters import Arrival, Filter, check_order, restored, rule_of
+from ..pieces import on_cores
 from ..wire import Bundle
 from . import selection
 from .batches import client_size
@@ -35,6 +36,7 @@ from .local import Outcome
 from .mixed import for_architecture
 from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
 from .uploads import as_upload, prefixed
+from .workers import WorkerEngine
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
@@ -256,7 +258,9 @@ class Federation:
         reduced = running.result()
         for filter in reversed(self.filters):
             reduced = filter.arrive(reduced)
-        self._advance(self.method.update(self.state, reduced, round, self.setup), "the update", round, notes)
+        with on_cores(self.engine.count if isinstance(self.engine, WorkerEngine) else 1):  # workers are idle now
+            state = self.method.update(self.state, reduced, round, self.setup)
+        self._advance(state, "the update", round, notes)
 
     def _advance(self, state: Any, cause: str, round: int, notes: list[str]) -> None:
         """Take a new state, unless it is absurd."""

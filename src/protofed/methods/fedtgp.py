@@ -13,12 +13,15 @@ from torch.nn.functional import one_hot
 from .. import aggregate, seeds
 from ..bank import TINY, PrototypeBank
 from ..parts import CE, Align, Batch, Nearest, Predict, Received, Reduced, terms_of
+from ..pieces import in_pieces
 from ..schedules import Weight
 from ..wire import Exchange
 from .base import PROTOTYPES, Method, register
 from .checks import at_least_one, not_negative
 from .client import Network, Terms
 from .server import Setup, State, state
+
+CLASSES, ROWS = 50, 128  # of a piece of the server's network
 
 
 @state
@@ -75,38 +78,82 @@ class FedTGP(Method):
         margin = aggregate.margin(average, self.max_margin)
         counts = average.filled_from(state.bank).counts  # a class once reported stays known
         z, y = banks.means[banks.known], banks.known.nonzero()[:, 1]
-        member = one_hot(y, setup.num_classes).to(z.dtype)
-        network = {name: value.clone() for name, value in state.network.items()}
+        generator = Generator(state.network, self.server_lr)
+        share = one_hot(y, setup.num_classes).to(z.dtype)
+        raised = torch.where(counts > 0, -margin * share, -float("inf"))  # the logits' part that does not change
+        square = (z * z).sum(-1, keepdim=True)
         stream = seeds.torch_stream(setup.seed, "server", round)
         for _ in range(self.server_epochs):
-            for rows in torch.randperm(len(y), generator=stream).split(self.server_batch):
-                descend(network, z[rows], member[rows], counts > 0, margin, self.server_lr)
-        bank = PrototypeBank(prototypes(network)[1], counts).restricted(counts > 0)
-        return TrainedPrototypes(bank, network)
+            order = torch.randperm(len(y), generator=stream)
+            columns = (tensor[order].split(self.server_batch) for tensor in (z, square, share, raised))
+            for batch in zip(*columns, strict=True):
+                generator.descend(*batch)
+        bank = PrototypeBank(generator.prototypes(), counts).restricted(counts > 0)
+        return TrainedPrototypes(bank, generator.network)
 
 
-def prototypes(network: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The hidden layer and the prototype of every class, from the classes' embeddings."""
-    hidden = torch.addmm(network["hidden.bias"], network["classes"], network["hidden.weight"].T).relu()
-    return hidden, torch.addmm(network["output.bias"], hidden, network["output.weight"].T)
+class Generator:
+    """The server's network, which gives a prototype for every class from an embedding of it, in training.
 
-
-def descend(network: Mapping[str, Tensor], z: Tensor, member: Tensor, known: Tensor, margin: Tensor, lr: float) -> None:
-    """One step of SGD, in place, on the cross-entropy over −‖z − p_c‖ with `margin` added to the own class's distance.
-
-    `own[n, C]` is 1 at each client prototype's class. The gradient is in closed form: a round is thousands of such small
-    steps, and autograd would be most of their cost. Where a distance is 0 its gradient is taken as 0.
+    A round is thousands of small steps, so the gradient is in closed form and weights change in place. Forward and
+    backward pass go in pieces of classes, and the change of the weights in pieces of their rows.
     """
-    hidden, p = prototypes(network)
-    square = (z * z).sum(-1, keepdim=True) - 2 * z @ p.T + (p * p).sum(-1)
-    distance = square.clamp_min(TINY).sqrt()
-    share = torch.where(known, -(distance + margin * member), -float("inf")).softmax(-1)
-    pull = torch.where(square > TINY, (member - share) / distance, 0.0) / len(z)
-    to_p = pull.sum(0)[:, None] * p - pull.T @ z
-    to_hidden = (to_p @ network["output.weight"]) * (hidden > 0)
-    to_classes = to_hidden @ network["hidden.weight"]
-    network["output.weight"].addmm_(to_p.T, hidden, alpha=-lr)
-    network["output.bias"].sub_(to_p.sum(0), alpha=lr)
-    network["hidden.weight"].addmm_(to_hidden.T, network["classes"], alpha=-lr)
-    network["hidden.bias"].sub_(to_hidden.sum(0), alpha=lr)
-    network["classes"].sub_(to_classes, alpha=lr)
+
+    def __init__(self, network: Mapping[str, Tensor], lr: float) -> None:
+        """
+        Args:
+            network: The weights by name, which stay as they are.
+            lr: The learning rate of a step.
+        """
+        self.network = {name: value.clone() for name, value in network.items()}
+        self.lr = lr
+        self.classes = self.network["classes"]
+        self.hidden, self.output = torch.empty_like(self.classes), torch.empty_like(self.classes)
+        self.to_output, self.to_hidden = torch.empty_like(self.classes), torch.empty_like(self.classes)
+        self.class_pieces = [slice(i, i + CLASSES) for i in range(0, len(self.classes), CLASSES)]
+        width = self.classes.shape[1] if len(self.class_pieces) == 1 else ROWS
+        self.row_pieces = [slice(i, i + width) for i in range(0, self.classes.shape[1], width)]
+
+    def _forward(self, piece: slice) -> None:
+        net, hidden = self.network, self.hidden[piece]
+        torch.addmm(net["hidden.bias"], self.classes[piece], net["hidden.weight"].T, out=hidden).relu_()
+        torch.addmm(net["output.bias"], hidden, net["output.weight"].T, out=self.output[piece])
+
+    def prototypes(self) -> Tensor:
+        """The prototype of every class."""
+        in_pieces(self._forward, self.class_pieces)
+        return self.output
+
+    def descend(self, z: Tensor, square: Tensor, member: Tensor, raised: Tensor) -> None:
+        """One step of SGD on the cross-entropy over −‖z − p_c‖ with the margin added to the own class's distance.
+
+        Where a distance is 0 its gradient is taken as 0.
+
+        Args:
+            z: Clients' prototypes `[n, d]`.
+            square: Their squared norms `[n, 1]`.
+            member: `[n, C]`, 1 at each prototype's class.
+            raised: `[n, C]`, −margin at each prototype's class and −∞ at classes that nobody knows.
+        """
+        p = self.prototypes()
+        square = torch.addmm(square, z, p.T, alpha=-2).add_((p * p).sum(-1))
+        distance = square.clamp_min(TINY).sqrt_()
+        pull = (member - (raised - distance).softmax(-1)).div_(distance).masked_fill_(square <= TINY, 0.0).div_(len(z))
+        torch.addmm(p * pull.sum(0)[:, None], pull.T, z, alpha=-1, out=self.to_output)
+        steps = in_pieces(self._backward, self.class_pieces)
+        in_pieces(self._change, self.row_pieces)
+        for piece, step in zip(self.class_pieces, steps, strict=True):
+            self.classes[piece].sub_(step, alpha=self.lr)
+
+    def _backward(self, piece: slice) -> Tensor:
+        """The gradient by the classes' embeddings."""
+        to_hidden = self.to_hidden[piece]
+        torch.mm(self.to_output[piece], self.network["output.weight"], out=to_hidden)
+        to_hidden.mul_(self.hidden[piece] > 0)
+        return to_hidden @ self.network["hidden.weight"]
+
+    def _change(self, piece: slice) -> None:
+        layers = ("output", self.to_output, self.hidden), ("hidden", self.to_hidden, self.classes)
+        for layer, gradient, inputs in layers:
+            self.network[f"{layer}.weight"][piece].addmm_(gradient[:, piece].T, inputs, alpha=-self.lr)
+            self.network[f"{layer}.bias"][piece].sub_(gradient[:, piece].sum(0), alpha=self.lr)

@@ -42,7 +42,6 @@ from ..optimiser import Optimiser
 from .batches import StepPlan, Tensors, batch_of, padded_rows, together
 from .outputs import StackedOutputs, stacked_outputs
 
-
 SHARED = 2**18  # numbers of a tensor that is not copied for each client of a stack
 
 
