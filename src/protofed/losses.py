@@ -66,8 +66,9 @@ def alignment(
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be mean or sum, not {reduction!r}")
     z, weight = _samples(z, weight)
-    square = (z - _means(bank)[y]) ** 2
-    return _mean(square.mean(-1) if reduction == "mean" else square.sum(-1), weight * bank.known[y])
+    means, known = _means_of(bank, y)
+    square = (z - means) ** 2
+    return _mean(square.mean(-1) if reduction == "mean" else square.sum(-1), weight * known)
 
 
 def consistency(z: Tensor, y: Tensor, bank: PrototypeBank, weight: Tensor | None = None) -> Tensor:
@@ -88,8 +89,9 @@ def consistency(z: Tensor, y: Tensor, bank: PrototypeBank, weight: Tensor | None
     0.0
     """
     z, weight = _samples(z, weight)
-    cosine = (unit(z) * unit(_means(bank))[y]).sum(-1)
-    return _mean(1 - cosine, weight * bank.known[y])
+    means, known = _means_of(bank, y)
+    cosine = (unit(z) * unit(means)).sum(-1)
+    return _mean(1 - cosine, weight * known)
 
 
 # --- contrast between the classes of a bank, by cosine ----------------------------------------------------------------
@@ -415,9 +417,10 @@ def soft_labels(
     0.0
     """
     logits, weight = _samples(logits, weight)
-    target = (torch.where(known[:, None], single(targets), 0.0)[y] / temperature).log_softmax(-1)
+    known = known[y]
+    target = (torch.where(known[:, None], single(targets[y]), 0.0) / temperature).log_softmax(-1)
     divergence = (target.exp() * (target - (logits / temperature).log_softmax(-1))).sum(-1)
-    return _mean(divergence, weight * known[y])
+    return _mean(divergence, weight * known)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -481,6 +484,12 @@ def _of_samples(values: Tensor, weight: Tensor) -> Tensor:
 def _means(bank: PrototypeBank) -> Tensor:
     """The prototypes, with zeros where a class is unknown, at least in single precision."""
     return torch.where(bank.known[..., None], single(bank.means), 0.0)
+
+
+def _means_of(bank: PrototypeBank, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The prototype of each sample's class, zeros where it is unknown, and whether it is known. Other rows are not read."""
+    known = bank.known[y]
+    return torch.where(known[:, None], single(bank.means[y]), 0.0), known
 
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:

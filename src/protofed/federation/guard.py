@@ -72,8 +72,9 @@ class Guard:
         limits = {part.name: part.most for part in self.exchange.up}
         for name, bank in upload.content.all_banks().items():
             most = upload.samples * (limits.get(name or "bank") or 1.0)
-            if bank.counts.numel() and float(bank.counts.double().sum(-1).max()) > most * (1 + ROUNDING):
-                total = float(bank.counts.double().sum(-1).max())
+            counts = bank.held[1].double().sum(-1)
+            total = float(counts.max()) if counts.numel() else 0.0
+            if total > most * (1 + ROUNDING):
                 raise WireError(f"{source}: its prototypes claim {total:g} samples, and it has {upload.samples:g}")
         for name, value in upload.content.scalars.items():
             limit = limits.get(name)
@@ -160,7 +161,7 @@ def norms_of(bundle: Bundle) -> dict[str, float]:
     """
     norms: dict[str, float] = {}
     for name, bank in bundle.all_banks().items():
-        rows = bank.means[bank.known]
+        rows = bank.known_means
         norms[f"prototypes {name}".rstrip()] = float(rows.double().norm(dim=-1).max()) if len(rows) else 0.0
     if bundle.weights:
         norms["weights"] = total_norm(bundle.weights.values())

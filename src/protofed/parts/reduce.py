@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import aggregate
-from ..bank import PrototypeBank
+from ..bank import PrototypeBank, SparseBank
 from ..errors import ProtofedError
 from ..registry import Registry
 from ..wire import Bundle, Exchange
@@ -188,7 +188,11 @@ class Mean(Reduce):
         lifted: dict[str, Tensor] = {}
         uploaded = [upload.content.all_banks() for upload in uploads]
         for name in dict.fromkeys(name for banks in uploaded for name in banks):
-            banks = PrototypeBank.stack([content[name] for content in uploaded if name in content])
+            single_banks = [content[name] for content in uploaded if name in content]
+            if any(isinstance(bank, SparseBank) for bank in single_banks):
+                lifted |= {f"{part}/{name}": value for part, value in self._lifted_rows(single_banks).items()}
+                continue
+            banks = PrototypeBank.stack(single_banks)
             if self.by == "directions":
                 banks = banks.normalised()
             weight = banks.counts.to(banks.means.dtype) if self.by == "size" else None
@@ -196,6 +200,23 @@ class Mean(Reduce):
             lifted[f"counts/{name}"] = banks.counts.sum(0)
             lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
         return lifted
+
+    def _lifted_rows(self, banks: Sequence[PrototypeBank]) -> dict[str, Tensor]:
+        """The same sums of large banks, row by row: unknown rows are never made."""
+        classes, dim = banks[0].shape
+        means, counts = torch.zeros(classes, dim), torch.zeros(classes)
+        holders = torch.zeros(classes)
+        for bank in banks:
+            if self.by == "directions":
+                bank = bank.normalised()
+            values, number = bank.held
+            rows = bank.rows if isinstance(bank, SparseBank) else torch.arange(classes)
+            known = number > 0
+            values = torch.where(known[:, None], values, 0.0)
+            means.index_add_(0, rows, values * number.to(values.dtype)[:, None] if self.by == "size" else values)
+            counts.index_add_(0, rows, number.to(counts.dtype))
+            holders.index_add_(0, rows, known.to(holders.dtype))
+        return {"means": means, "counts": counts, "holders": holders}
 
     def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}

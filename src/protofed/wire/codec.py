@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bank import PrototypeBank
+from ..bank import LARGE, PrototypeBank, SparseBank
 from .bundle import Bundle, Message, WireError
 from .exchange import Expected, is_finite
 from .frame import framed, framed_sizes, layout, unframed
@@ -113,16 +113,11 @@ def decode(message: Message, source: str = "message", expected: Expected | None 
         ...
     protofed.wire.bundle.WireError: client 3: not a protofed message (ValueError: 8 bytes, cut short in the header)
     """
-    try:
-        return _decoded([message], source, expected)[0]
-    except WireError:
-        raise
-    except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
-        raise _unreadable(source, error) from None
+    return _decoded_alone(message, source, expected, sparse=False)
 
 
 def decode_each(
-    messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None
+    messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None, sparse: bool = False
 ) -> list[Bundle | WireError]:
     """Decode several messages. Small ones with the same header are read together, in a fraction of the time.
 
@@ -130,6 +125,7 @@ def decode_each(
         messages: the bytes of each.
         sources: the senders' names, for errors.
         expected: what each message must look like.
+        sparse: whether large banks stay the rows that were sent, as a `SparseBank`.
 
     Returns:
         of each message the bundle, or the error of that message.
@@ -141,21 +137,30 @@ def decode_each(
     result: dict[int, Bundle | WireError] = {}
     for group in groups.values():
         try:
-            together = _decoded([messages[k] for k in group], sources[group[0]], expected)
+            together = _decoded([messages[k] for k in group], sources[group[0]], expected, sparse)
             result |= dict(zip(group, together, strict=True))
         except Exception:  # one of them is not as it should be: each by itself says which, and why
-            result |= {k: _decoded_or_error(messages[k], sources[k], expected) for k in group}
+            result |= {k: _decoded_or_error(messages[k], sources[k], expected, sparse) for k in group}
     return [result[k] for k in range(len(messages))]
 
 
-def _decoded_or_error(message: Message, source: str, expected: Expected | None) -> Bundle | WireError:
+def _decoded_or_error(message: Message, source: str, expected: Expected | None, sparse: bool) -> Bundle | WireError:
     try:
-        return decode(message, source, expected)
+        return _decoded_alone(message, source, expected, sparse)
     except WireError as error:
         return error
 
 
-def _decoded(messages: Sequence[Message], source: str, expected: Expected | None) -> list[Bundle]:
+def _decoded_alone(message: Message, source: str, expected: Expected | None, sparse: bool) -> Bundle:
+    try:
+        return _decoded([message], source, expected, sparse)[0]
+    except WireError:
+        raise
+    except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
+        raise _unreadable(source, error) from None
+
+
+def _decoded(messages: Sequence[Message], source: str, expected: Expected | None, sparse: bool) -> list[Bundle]:
     """Messages of one header as bundles; it raises where any of them is not as it should be."""
     if not messages[0]:
         if expected is not None:
@@ -171,7 +176,9 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
     limit = max(UNFOLDED, 1024 * sent)
     if unfolded > limit:
         raise ValueError(f"banks of {unfolded} numbers are too large; at most {limit} are taken")
-    banks = {name: _decoded_banks(body, name, shape, n) for name, shape in about.banks.items()}
+    rows = [value for key, value in body.items() if key.startswith("bank:")]
+    counts = [value for key, value in body.items() if key.startswith("bank:") and key.endswith(":counts")]
+    banks = {name: _decoded_banks(body, name, shape, n, sparse) for name, shape in about.banks.items()}
     parts: dict[str, dict[str, Tensor]] = {"weight": {}, "model": {}, "tensor": {}, "scalar": {}}
     for key, value in body.items():  # the entries of banks have been taken out
         kind, _, name = key.partition(":")
@@ -182,10 +189,9 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
     bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, numbers, k) for k in range(n)]
     if expected is not None:
         expected.check(bundles[0], source)
-        if n > 1:  # names and shapes of the others are the first one's; their values are looked at together
-            values = [*body.values(), *(t for b in banks.values() for t in (b.means, b.counts))]
-            if not all(map(is_finite, values)) or any(bool((b.counts < 0).any()) for b in banks.values()):
-                raise ValueError("NaN, infinity or a negative count")
+        # names and shapes of the others are the first one's; their values are looked at together
+        if n > 1 and not (all(map(is_finite, [*body.values(), *rows])) and all(bool((c > 0).all()) for c in counts)):
+            raise ValueError("NaN, infinity or a negative count")
     return bundles
 
 
@@ -202,8 +208,10 @@ def _bundle(
     return Bundle(banks.pop("", None), banks, weights, tensors, scalars, models)
 
 
-def _decoded_banks(body: dict[str, Tensor], name: str, shape: list[int], n: int) -> PrototypeBank:
-    """A stack of n whole banks from their known rows, which are taken out of `body`."""
+def _decoded_banks(
+    body: dict[str, Tensor], name: str, shape: list[int], n: int, sparse: bool
+) -> PrototypeBank | list[SparseBank]:
+    """A stack of n whole banks from their known rows, which are taken out of `body`, or n large ones as these rows."""
     means, rows, counts = (body.pop(f"bank:{name}:{part}") for part in ("means", "rows", "counts"))
     what = f"bank {name!r}" if name else "bank"
     total, dim = math.prod(shape[:-1]), shape[-1]
@@ -215,6 +223,8 @@ def _decoded_banks(body: dict[str, Tensor], name: str, shape: list[int], n: int)
         raise ValueError(f"{what}: a row with no samples behind it")
     if rows.numel() and bool((rows[:, 0] < 0).any() | (rows[:, -1] >= total).any() | (rows.diff(dim=1) <= 0).any()):
         raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
+    if sparse and len(shape) == 2 and total * dim >= LARGE and 2 * rows.shape[1] <= total:
+        return [SparseBank(rows[k].long(), means[k], counts[k], total) for k in range(n)]
     if rows.shape[1] < total:
         target = (rows + torch.arange(n)[:, None] * total).view(-1)
         means = means.new_zeros(n * total, dim).index_copy_(0, target, means.flatten(0, 1))

@@ -298,16 +298,15 @@ class Expected:
 
     def _check_bank(self, name: str, bank: PrototypeBank, source: str) -> None:
         what = _bank_name(name, source)
-        self.check_shape(name, bank.means.shape, source)
-        if bank.counts.shape != bank.means.shape[:-1]:
-            raise WireError(f"{what} has counts of shape {_list(bank.counts.shape)} for {_list(bank.means.shape)}")
-        if bank.means.dtype != self.dtype or not bank.counts.is_floating_point():
-            raise WireError(
-                f"{what} is {bank.means.dtype} with counts {bank.counts.dtype}; expected {self.dtype} and floating"
-            )
-        _check_finite(what, bank.means)
-        _check_finite(f"{what} counts", bank.counts)
-        if bool((bank.counts < 0).any()):
+        self.check_shape(name, bank.shape, source)
+        means, counts = bank.held
+        if counts.shape != means.shape[:-1]:
+            raise WireError(f"{what} has counts of shape {_list(counts.shape)} for {_list(means.shape)}")
+        if means.dtype != self.dtype or not counts.is_floating_point():
+            raise WireError(f"{what} is {means.dtype} with counts {counts.dtype}; expected {self.dtype} and floating")
+        _check_finite(what, means)
+        _check_finite(f"{what} counts", counts)
+        if bool((counts < 0).any()):
             raise WireError(f"{what} has a negative count")
 
     def _check_weights(self, kind: str, values: Mapping[str, Tensor], part: Part, source: str) -> None:
