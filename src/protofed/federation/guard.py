@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..parts import Upload
 from ..wire import Bundle, Exchange, WireError
 from ..wire.exchange import is_finite
+from ..wire.stacked import WeightsRow
 
 FACTOR = 10.0
 """How many times the others' norm an upload's norm may be, by default; `docs/results/guard.json` has honest runs' ratios."""
@@ -164,7 +165,8 @@ def norms_of(bundle: Bundle) -> dict[str, float]:
         rows = bank.known_means
         norms[f"prototypes {name}".rstrip()] = float(rows.double().norm(dim=-1).max()) if len(rows) else 0.0
     if bundle.weights:
-        norms["weights"] = total_norm(bundle.weights.values())
+        weights = bundle.weights
+        norms["weights"] = weights.norm if isinstance(weights, WeightsRow) else total_norm(weights.values())
     for name, weights in bundle.models.items():
         norms[f"weights of model {name}"] = total_norm(weights.values())
     for name, value in bundle.tensors.items():

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from ..bank import LARGE, PrototypeBank, SparseBank
-from .bundle import Bundle, Message, WireError
+from .bundle import Bundle, Message, Weights, WireError
 from .exchange import Expected, is_finite
 from .frame import framed, framed_sizes, layout, unframed
+from .stacked import StackedWeights, WeightsRow, stacked_weights
 
 # How many numbers the banks of one message may unfold to, known and unknown rows together. A message of a few bytes can
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
 UNFOLDED = 2**27
-SMALL = 2**16  # bytes of messages that are read together
+SMALL = 2**18  # bytes of messages that are read together
 # Of prototypes; integers are for those that a filter has quantised.
 NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16}
 
@@ -186,7 +187,8 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
             raise ValueError(f"entry {key!r} is not part of a message")
         parts[kind][name] = value
     numbers = {name: value.tolist() for name, value in parts.pop("scalar").items()}
-    bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, numbers, k) for k in range(n)]
+    weights = stacked_weights(parts["weight"]) if n > 1 else None
+    bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, weights, numbers, k) for k in range(n)]
     if expected is not None:
         expected.check(bundles[0], source)
         # names and shapes of the others are the first one's; their values are looked at together
@@ -196,10 +198,15 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
 
 
 def _bundle(
-    banks: dict[str, PrototypeBank], parts: dict[str, dict[str, Tensor]], numbers: dict[str, list[float]], k: int
+    banks: dict[str, PrototypeBank],
+    parts: dict[str, dict[str, Tensor]],
+    stack: StackedWeights | None,
+    numbers: dict[str, list[float]],
+    k: int,
 ) -> Bundle:
     """The bundle of message k of those that were read together."""
-    weights, tensors = ({name: value[k] for name, value in parts[kind].items()} for kind in ("weight", "tensor"))
+    tensors = {name: value[k] for name, value in parts["tensor"].items()}
+    weights: Weights = {n: v[k] for n, v in parts["weight"].items()} if stack is None else WeightsRow(stack, k)
     models: dict[str, dict[str, Tensor]] = {}
     for name, value in parts["model"].items():
         _, model, weight = name.split("/", 2)
