@@ -109,15 +109,17 @@ class Generator:
         self.lr = lr
         self.classes = self.network["classes"]
         self.hidden, self.output = torch.empty_like(self.classes), torch.empty_like(self.classes)
+        self.square = self.classes.new_empty(len(self.classes))  # of the prototypes' norms
         self.to_output, self.to_hidden = torch.empty_like(self.classes), torch.empty_like(self.classes)
         self.class_pieces = [slice(i, i + CLASSES) for i in range(0, len(self.classes), CLASSES)]
         width = self.classes.shape[1] if len(self.class_pieces) == 1 else ROWS
         self.row_pieces = [slice(i, i + width) for i in range(0, self.classes.shape[1], width)]
 
     def _forward(self, piece: slice) -> None:
-        net, hidden = self.network, self.hidden[piece]
+        net, hidden, output = self.network, self.hidden[piece], self.output[piece]
         torch.addmm(net["hidden.bias"], self.classes[piece], net["hidden.weight"].T, out=hidden).relu_()
-        torch.addmm(net["output.bias"], hidden, net["output.weight"].T, out=self.output[piece])
+        torch.addmm(net["output.bias"], hidden, net["output.weight"].T, out=output)
+        torch.sum(output * output, -1, out=self.square[piece])
 
     def prototypes(self) -> Tensor:
         """The prototype of every class."""
@@ -136,19 +138,19 @@ class Generator:
             raised: `[n, C]`, −margin at each prototype's class and −∞ at classes that nobody knows.
         """
         p = self.prototypes()
-        square = torch.addmm(square, z, p.T, alpha=-2).add_((p * p).sum(-1))
+        square = torch.addmm(square, z, p.T, alpha=-2).add_(self.square)
         distance = square.clamp_min(TINY).sqrt_()
         pull = (member - (raised - distance).softmax(-1)).div_(distance).masked_fill_(square <= TINY, 0.0).div_(len(z))
-        torch.addmm(p * pull.sum(0)[:, None], pull.T, z, alpha=-1, out=self.to_output)
-        steps = in_pieces(self._backward, self.class_pieces)
+        steps = in_pieces(lambda piece: self._backward(piece, pull[:, piece], z), self.class_pieces)
         in_pieces(self._change, self.row_pieces)
         for piece, step in zip(self.class_pieces, steps, strict=True):
             self.classes[piece].sub_(step, alpha=self.lr)
 
-    def _backward(self, piece: slice) -> Tensor:
-        """The gradient by the classes' embeddings."""
-        to_hidden = self.to_hidden[piece]
-        torch.mm(self.to_output[piece], self.network["output.weight"], out=to_hidden)
+    def _backward(self, piece: slice, pull: Tensor, z: Tensor) -> Tensor:
+        """The gradient by the classes' embeddings, from how strongly each z pulls each prototype."""
+        to_output, to_hidden = self.to_output[piece], self.to_hidden[piece]
+        torch.addmm(self.output[piece] * pull.sum(0)[:, None], pull.T, z, alpha=-1, out=to_output)
+        torch.mm(to_output, self.network["output.weight"], out=to_hidden)
         to_hidden.mul_(self.hidden[piece] > 0)
         return to_hidden @ self.network["hidden.weight"]
 
