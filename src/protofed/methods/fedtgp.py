@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +92,26 @@ class FedTGP(Method):
         return TrainedPrototypes(bank, generator.network)
 
 
+class ClassPiece(NamedTuple):
+    """Some classes of a generator: views of their rows."""
+
+    classes: Tensor
+    hidden: Tensor
+    output: Tensor
+    square: Tensor  # of the prototypes' norms
+    to_output: Tensor
+    to_hidden: Tensor
+
+
+class RowPiece(NamedTuple):
+    """Some rows of one layer of a generator: views of what they are changed by."""
+
+    weight: Tensor
+    bias: Tensor
+    gradient: Tensor  # [C, rows], by the layer's outputs
+    inputs: Tensor
+
+
 class Generator:
     """The server's network, which gives a prototype for every class from an embedding of it, in training.
 
@@ -107,24 +127,33 @@ class Generator:
         """
         self.network = {name: value.clone() for name, value in network.items()}
         self.lr = lr
-        self.classes = self.network["classes"]
-        self.hidden, self.output = torch.empty_like(self.classes), torch.empty_like(self.classes)
-        self.square = self.classes.new_empty(len(self.classes))  # of the prototypes' norms
-        self.to_output, self.to_hidden = torch.empty_like(self.classes), torch.empty_like(self.classes)
-        self.class_pieces = [slice(i, i + CLASSES) for i in range(0, len(self.classes), CLASSES)]
-        width = self.classes.shape[1] if len(self.class_pieces) == 1 else ROWS
-        self.row_pieces = [slice(i, i + width) for i in range(0, self.classes.shape[1], width)]
-
-    def _forward(self, piece: slice) -> None:
-        net, hidden, output = self.network, self.hidden[piece], self.output[piece]
-        torch.addmm(net["hidden.bias"], self.classes[piece], net["hidden.weight"].T, out=hidden).relu_()
-        torch.addmm(net["output.bias"], hidden, net["output.weight"].T, out=output)
-        torch.sum(output * output, -1, out=self.square[piece])
+        classes = self.network["classes"]
+        hidden, self.output, to_output, to_hidden = (torch.empty_like(classes) for _ in range(4))
+        self.square = classes.new_empty(len(classes))
+        by_class = (classes, hidden, self.output, self.square, to_output, to_hidden)
+        self.pieces = [ClassPiece(*columns) for columns in zip(*(t.split(CLASSES) for t in by_class), strict=True)]
+        rows = ROWS if len(self.pieces) > 1 else classes.shape[1]
+        self.row_pieces = [
+            RowPiece(weight, bias, gradient, inputs)
+            for layer, by_output, inputs in (("output", to_output, hidden), ("hidden", to_hidden, classes))
+            for weight, bias, gradient in zip(
+                self.network[f"{layer}.weight"].split(rows),
+                self.network[f"{layer}.bias"].split(rows),
+                by_output.split(rows, dim=1),
+                strict=True,
+            )
+        ]
 
     def prototypes(self) -> Tensor:
         """The prototype of every class."""
-        in_pieces(self._forward, self.class_pieces)
+        in_pieces(self._forward, self.pieces)
         return self.output
+
+    def _forward(self, piece: ClassPiece) -> None:
+        net = self.network
+        torch.addmm(net["hidden.bias"], piece.classes, net["hidden.weight"].T, out=piece.hidden).relu_()
+        torch.addmm(net["output.bias"], piece.hidden, net["output.weight"].T, out=piece.output)
+        torch.sum(piece.output * piece.output, -1, out=piece.square)
 
     def descend(self, z: Tensor, square: Tensor, member: Tensor, raised: Tensor) -> None:
         """One step of SGD on the cross-entropy over −‖z − p_c‖ with the margin added to the own class's distance.
@@ -137,25 +166,22 @@ class Generator:
             member: `[n, C]`, 1 at each prototype's class.
             raised: `[n, C]`, −margin at each prototype's class and −∞ at classes that nobody knows.
         """
-        p = self.prototypes()
-        square = torch.addmm(square, z, p.T, alpha=-2).add_(self.square)
+        square = torch.addmm(square, z, self.prototypes().T, alpha=-2).add_(self.square)
         distance = square.clamp_min(TINY).sqrt_()
         pull = (member - (raised - distance).softmax(-1)).div_(distance).masked_fill_(square <= TINY, 0.0).div_(len(z))
-        steps = in_pieces(lambda piece: self._backward(piece, pull[:, piece], z), self.class_pieces)
+        pulls = zip(self.pieces, pull.split(CLASSES, dim=1), strict=True)
+        steps = in_pieces(lambda pair: self._backward(*pair, z), list(pulls))
         in_pieces(self._change, self.row_pieces)
-        for piece, step in zip(self.class_pieces, steps, strict=True):
-            self.classes[piece].sub_(step, alpha=self.lr)
+        for piece, step in zip(self.pieces, steps, strict=True):
+            piece.classes.sub_(step, alpha=self.lr)
 
-    def _backward(self, piece: slice, pull: Tensor, z: Tensor) -> Tensor:
+    def _backward(self, piece: ClassPiece, pull: Tensor, z: Tensor) -> Tensor:
         """The gradient by the classes' embeddings, from how strongly each z pulls each prototype."""
-        to_output, to_hidden = self.to_output[piece], self.to_hidden[piece]
-        torch.addmm(self.output[piece] * pull.sum(0)[:, None], pull.T, z, alpha=-1, out=to_output)
-        torch.mm(to_output, self.network["output.weight"], out=to_hidden)
-        to_hidden.mul_(self.hidden[piece] > 0)
-        return to_hidden @ self.network["hidden.weight"]
+        torch.addmm(piece.output * pull.sum(0)[:, None], pull.T, z, alpha=-1, out=piece.to_output)
+        torch.mm(piece.to_output, self.network["output.weight"], out=piece.to_hidden)
+        piece.to_hidden.mul_(piece.hidden > 0)
+        return piece.to_hidden @ self.network["hidden.weight"]
 
-    def _change(self, piece: slice) -> None:
-        layers = ("output", self.to_output, self.hidden), ("hidden", self.to_hidden, self.classes)
-        for layer, gradient, inputs in layers:
-            self.network[f"{layer}.weight"][piece].addmm_(gradient[:, piece].T, inputs, alpha=-self.lr)
-            self.network[f"{layer}.bias"][piece].sub_(gradient[:, piece].sum(0), alpha=self.lr)
+    def _change(self, piece: RowPiece) -> None:
+        piece.weight.addmm_(piece.gradient.T, piece.inputs, alpha=-self.lr)
+        piece.bias.sub_(piece.gradient.sum(0), alpha=self.lr)
