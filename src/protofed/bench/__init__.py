@@ -59,6 +59,11 @@ def run_bench(
         results = measure_beside(workloads or TRAINING, beside, repeats=turns, quick=quick, say=say)
         if json_file is not None:
             write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())
+        tables = {name: row for name, row in results["workloads"].items() if name == "servers"}
+        if tables:
+            print_results({**results, "workloads": tables}, console)
+            if markdown_file is not None:
+                write_atomically(markdown_file, markdown({**results, "workloads": tables}).encode())
         return results
     results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say)
     print_results(results, console)

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import ProtofedError
 from .measure import Say, chosen_settings, machine
 from .processes import Field
+from .servers import measure_servers
 from .workloads import TRAINING
 
 THIS_CODE, OTHER_CODE = "this code", "the other"
@@ -37,8 +38,11 @@ def measure_beside(names: Iterable[str], checkout: Path, *, repeats: int, quick:
         raise ProtofedError(f"{checkout}: not a checkout of protofed (it has no src/protofed)")
     rows: dict[str, Any] = {}
     for name in names:
+        if name == "servers":
+            rows[name] = measure_servers(repeats, quick, say, checkout.absolute())
+            continue
         if name not in TRAINING:
-            raise ProtofedError(f"bench --beside measures training: {', '.join(TRAINING)}; got {name}")
+            raise ProtofedError(f"bench --beside measures {', '.join(TRAINING)} and servers; got {name}")
         workload = TRAINING[name].quick() if quick else TRAINING[name]
         say(f"{name}: {workload.describe()}")
         with tempfile.TemporaryDirectory(prefix="protofed-bench-") as folder:

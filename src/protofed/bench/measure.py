@@ -18,6 +18,7 @@ import torch
 from ..federation.choose import cores
 from ..version import __version__
 from .processes import Failed, Field, Process
+from .servers import measure_servers
 from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
 
 FORMAT = 1
@@ -52,6 +53,9 @@ def measure(
             results[name] = _training(TRAINING[name].quick() if quick else TRAINING[name], repeats, quick, say)
         elif name == "server":
             results[name] = _server(repeats, quick, say)
+        elif name == "servers":
+            say("servers: rounds without their training")
+            results[name] = measure_servers(repeats, quick, say)
         elif name == "many":
             results[name] = _many(quick, say)
         elif name == "startup":

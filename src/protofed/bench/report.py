@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import servers
+
 MIB = 2**20
 
 
@@ -24,7 +26,7 @@ class Page:
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
     """A page for each workload. At quick sizes goals are left out, as they are for the full sizes."""
-    makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
+    makers = {"training": _training, "server": _server, "servers": _servers, "many": _many, "startup": _startup}
     pages = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
@@ -105,6 +107,11 @@ def _server(name: str, result: Mapping[str, Any]) -> Page:
         for row in result["rows"]
     ]
     return Page(f"{name}: aggregation and refinement, whole process", header, rows)
+
+
+def _servers(name: str, result: Mapping[str, Any]) -> Page:
+    header, rows, notes = servers.table(result)
+    return Page(f"{name}: servers and messages, best of all rounds", header, rows, notes)
 
 
 def _many(name: str, result: Mapping[str, Any]) -> Page:

@@ -148,7 +148,7 @@ class EngineInputs:
         if self.secure is None:
             return None
         skeletons = [Skeleton(self.network(k)) for k in range(len(self.models))]
-        sizes = {"classes": self.data.num_classes, "dim": skeletons[0].dim, "others": len(self.data.clients) - 1}
+        sizes = {"classes": self.data.num_classes, "dim": skeletons[0].dim, "clients": len(self.data.clients)}
         rule = rule_of(self.method.reduce, self.filters)
         layout = sum_layout(rule, self.method.exchange, sizes, [s.weights() for s in skeletons])
         return SecureSums(rule, layout, self.secure)

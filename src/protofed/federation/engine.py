@@ -47,6 +47,8 @@ class Downloads:
     purpose: str = "train"
     serial: int = field(default_factory=count().__next__)
     """A number that no other downloads have; it identifies a decoded message."""
+    common: int | None = None
+    """The number of a message of stacks that all clients are sent, each without what is in its own place."""
 
     @property
     def clients(self) -> list[int]:
@@ -54,7 +56,16 @@ class Downloads:
         return list(self.audience)
 
     def __getitem__(self, client: int) -> Message:
-        return self.messages[self.audience[client]]
+        """The whole message of a client, as it travels to a site elsewhere."""
+        message = self.messages[self.audience[client]]
+        if self.common is None:
+            return message
+        return wire.encode(wire.decode(message).with_others(self._stacks, client))
+
+    @cached_property
+    def _stacks(self) -> Bundle:
+        assert self.common is not None
+        return wire.decode(self.messages[self.common])
 
     def only(self, clients: Sequence[int]) -> Downloads:
         """The same downloads for some of the clients."""
@@ -181,7 +192,7 @@ class PlainEngine:
         self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
         self.owner: tuple[int, ...] = (0,) * len(self.data.clients)
         self.parameters: tuple[int, ...] = (parameter_count(self.skeleton.module),)
-        sizes = {"classes": self.data.num_classes, "dim": self.dim, "others": len(self.data.clients) - 1}
+        sizes = {"classes": self.data.num_classes, "dim": self.dim, "clients": len(self.data.clients)}
         self.expected = self.method.exchange.expected("down", sizes, self.start)
         self.states: MutableMapping[int, ClientState] = MemoryStates()
         self.decoded: dict[tuple[int, int], Bundle] = {}
@@ -192,13 +203,23 @@ class PlainEngine:
 
     def message(self, downloads: Downloads, client: int) -> Bundle:
         """The message a client was sent, decoded and checked. A message to several clients is decoded once."""
-        key = downloads.serial, downloads.audience[client]
-        if key not in self.decoded:
+        whole = downloads.purpose == "train" and downloads.common is None
+        own = self._decoded(downloads, downloads.audience[client], client, whole)
+        if downloads.common is None:
+            return own
+        return own.with_others(self._decoded(downloads, downloads.common, client, False), client)
+
+    def _decoded(self, downloads: Downloads, number: int, client: int, whole: bool) -> Bundle:
+        """The message of that number, decoded and checked; `whole` says whether it has all parts that a client needs."""
+        key = downloads.serial, number
+        if key in self.decoded:
+            self.decoded[key] = self.decoded.pop(key)  # what was read last is kept longest
+        else:
             while len(self.decoded) >= DECODED:
                 self.decoded.pop(next(iter(self.decoded)))
-            expected = self.expected if downloads.purpose == "train" else replace(self.expected, partial=True)
+            expected = self.expected if whole else replace(self.expected, partial=True)
             source = f"server's message to {self.data.name_of(client)}"
-            self.decoded[key] = wire.decode(downloads[client], source, expected).to(self.device)
+            self.decoded[key] = wire.decode(downloads.messages[number], source, expected).to(self.device)
         return self.decoded[key]
 
     def state(self, client: int) -> ClientState:

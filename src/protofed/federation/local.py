@@ -81,7 +81,8 @@ class MemoryStates(dict[int, ClientState]):
     def __setitem__(self, client: int, state: ClientState) -> None:
         weights = {name: value.clone() for name, value in state.weights.items()}
         memory = state.memory if state.memory.empty else state.memory.copied()
-        super().__setitem__(client, ClientState(weights, state.optimiser, memory, state.bank))
+        bank = None if state.bank is None else state.bank.compact()
+        super().__setitem__(client, ClientState(weights, state.optimiser, memory, bank))
 
 
 @dataclass(frozen=True)

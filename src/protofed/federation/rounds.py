@@ -25,6 +25,7 @@ from ..methods.server import Setup
 from ..parts import Running, Upload
 from ..parts.attacks import Attackers
 from ..parts.filters import Arrival, Filter, check_order, restored, rule_of
+from ..pieces import on_cores
 from ..wire import Bundle
 from . import selection
 from .batches import client_size
@@ -35,6 +36,7 @@ from .local import Outcome
 from .mixed import for_architecture
 from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
 from .uploads import as_upload, prefixed
+from .workers import WorkerEngine
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
@@ -153,7 +155,7 @@ class Federation:
         if secure is not None:
             check_secure(self.exchange, method.name, method.reduce, self.filters, choice)
             check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
-        sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
+        sizes = {"classes": data.num_classes, "dim": engine.dim, "clients": len(data.clients)}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
         guard = guard if self.exchange.travels else 0  # a client by itself cannot spoil anything for others
@@ -256,7 +258,9 @@ class Federation:
         reduced = running.result()
         for filter in reversed(self.filters):
             reduced = filter.arrive(reduced)
-        self._advance(self.method.update(self.state, reduced, round, self.setup), "the update", round, notes)
+        with on_cores(self.engine.count if isinstance(self.engine, WorkerEngine) else 1):  # workers are idle now
+            state = self.method.update(self.state, reduced, round, self.setup)
+        self._advance(state, "the update", round, notes)
 
     def _advance(self, state: Any, cause: str, round: int, notes: list[str]) -> None:
         """Take a new state, unless it is absurd."""
@@ -288,7 +292,7 @@ class Federation:
     def downloads(
         self, clients: Sequence[int], round: int, names: Collection[str] | None = None
     ) -> tuple[Downloads, Counter[str]]:
-        """The messages for some clients, each encoded once for its audience.
+        """The messages for some clients, each encoded once for its audience, and what all are sent encoded once.
 
         Args:
             clients: The clients that are sent a message.
@@ -296,24 +300,29 @@ class Federation:
             names: The parts of the message; None for all of them.
 
         Returns:
-            The messages, and the bytes of each kind that they cost.
+            The messages, and the bytes of each kind that they cost. A client's bytes are those of its whole message.
         """
-        messages: list[bytes] = []
+        stacks = self.exchange.common_message(self.state, names)
+        common = None if stacks.empty else 0
+        messages: list[bytes] = [] if stacks.empty else [wire.encode(stacks)]
+        down: Counter[str] = Counter()
         number: dict[Hashable, int] = {}
+        sizes: dict[Hashable, Counter[str]] = {}
         audience: dict[int, int] = {}
         for client in clients:
             architecture = self.engine.owner[client]
             key = self.exchange.audience(self.state, client, round, names), architecture
             if key not in number:
-                content = self.exchange.message(self.state, client, round, names)
+                content = self.exchange.own_message(self.state, client, round, names)
+                content = for_architecture(content, architecture) if self.mixed else content
                 number[key] = len(messages)
-                messages.append(wire.encode(for_architecture(content, architecture) if self.mixed else content))
+                messages.append(wire.encode(content))
+                whole = content.with_others(stacks, client)
+                sizes[key] = wire.sizes(messages[-1]) if common is None else wire.encoded_sizes(whole)
             audience[client] = number[key]
-        down: Counter[str] = Counter()
-        for index, receivers in Counter(audience.values()).items():
-            for byte_kind, size in wire.sizes(messages[index]).items():
-                down[byte_kind] += receivers * size
-        return Downloads(round, messages, audience, "train" if names is None else "evaluate"), down
+            down.update(sizes[key])
+        purpose = "train" if names is None else "evaluate"
+        return Downloads(round, messages, audience, purpose, common=common), down
 
     def _train(self, downloads: Downloads, running: Running, received: Receipt) -> None:
         """Train the cohort and reduce uploads as they arrive, a few at a time."""
@@ -351,7 +360,7 @@ class Federation:
             clients = [c for c in messages if self.engine.owner[c] == architecture]
             sources = [self.name_of(c) for c in clients]
             shapes = replace(expected, shapes_only=True) if self.filters else expected
-            decoded = wire.decode_each([messages[c] for c in clients], sources, shapes)
+            decoded = wire.decode_each([messages[c] for c in clients], sources, shapes, sparse=not self.filters)
             contents |= dict(zip(clients, decoded, strict=True))
         uploads = []
         for client, message in messages.items():

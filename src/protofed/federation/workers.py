@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import wire
-from ..bank import PrototypeBank
+from ..bank import LARGE, PrototypeBank, SparseBank
 from ..errors import ProtofedError
 from ..evaluate import Scores
 from ..wire import Bundle, Message
@@ -96,6 +96,7 @@ class SharedStates(MutableMapping[int, ClientState]):
         """
         self.starts, self.owner, self.with_weights, self.bank_shape = starts, owner, with_weights, bank
         bank_pieces = [bank[0] * bank[1], bank[0]]  # means and counts
+        self.large = bank_pieces[0] >= LARGE
         self.pieces = [[*(value.numel() for value in start.values()), *bank_pieces] for start in starts]
         self.sizes = [sum(pieces) for pieces in self.pieces]
         self.begin = [0, *accumulate(2 * self.sizes[architecture] for architecture in owner)]
@@ -126,7 +127,11 @@ class SharedStates(MutableMapping[int, ClientState]):
         if not self.banked[3 * client + slot]:
             return ClientState.of(weights, extra, None)
         # copies, because the last bits of a product depend on the alignment of its operands
-        bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
+        if self.large:
+            rows = counts.nonzero().squeeze(1)
+            bank: PrototypeBank = SparseBank(rows, means.view(self.bank_shape)[rows], counts[rows], self.bank_shape[0])
+        else:
+            bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
 
     def __setitem__(self, client: int, state: ClientState) -> None:
@@ -135,11 +140,15 @@ class SharedStates(MutableMapping[int, ClientState]):
         if self.with_weights:
             values = [state.weights[name].reshape(-1) for name in self.starts[self.owner[client]]]
             size = self.sizes[self.owner[client]]
-            if state.bank is None:
+            if state.bank is None or self.large:
                 size -= sum(self.pieces[self.owner[client]][-2:])
             else:
                 values += [state.bank.means.reshape(-1), state.bank.counts]
             torch.cat(values, out=self._slot(client, slot)[:size])
+            if state.bank is not None and self.large:
+                means, counts = self._slot(client, slot)[size:].split(self.pieces[self.owner[client]][-2:])
+                counts.copy_(state.bank.counts)  # rows that it does not know are neither written nor read
+                means.view(self.bank_shape).index_copy_(0, counts.nonzero().squeeze(1), state.bank.known_means)
             self.banked[3 * client + slot] = state.bank is not None
         self._keep(client, wire.encode(state.extras()))
         self.pending[client] = slot
@@ -274,11 +283,13 @@ class WorkerEngine:
         """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
         and the options for an evaluation."""
         audience = {c: downloads.audience[c] for c in clients}
-        for number in dict.fromkeys(audience.values()):
+        numbers = dict.fromkeys([*audience.values(), *([] if downloads.common is None else [downloads.common])])
+        for number in numbers:
             if number not in self.locations:
                 self.locations[number] = self.arena.put(downloads.messages[number])
-        locations = {number: self.locations[number] for number in dict.fromkeys(audience.values())}
-        return downloads.purpose, downloads.round, audience, locations, downloads.serial, parameters
+        locations = {number: self.locations[number] for number in numbers}
+        identity = downloads.serial, downloads.common
+        return downloads.purpose, downloads.round, audience, locations, identity, parameters
 
     def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
         """An estimate of a group's time. The longest groups are started first, so that the last one is short."""
@@ -411,8 +422,8 @@ class WorkerEngine:
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
         arena.used = 0  # the parent has read the replies of the last job
-        purpose, round, audience, locations, serial, parameters = job
-        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, serial)
+        purpose, round, audience, locations, identity, parameters = job
+        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, *identity)
         if purpose == "evaluate":
             self.states.extras = {}
             return self.inner.evaluate(downloads, parameters)

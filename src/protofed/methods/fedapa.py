@@ -41,9 +41,10 @@ class PersonalBanks(State):
         """Q_i, or the average in its place."""
         return self.average if self.personal is None else self.personal[client]
 
-    def peers(self, client: int, round: int) -> PrototypeBank | None:
-        """The other clients' P_j: with Q_i and the bank that comes back, the N + 1 banks of Table V."""
-        return None if self.padded is None else self.padded[:client].joined(self.padded[client + 1 :])
+    @property
+    def peers(self) -> PrototypeBank | None:
+        """All P_j, of which a client is sent the others': with Q_i and what it returns, the N + 1 banks of Table V."""
+        return self.padded
 
     def enlarged(self, start: PersonalBanks) -> PersonalBanks:
         """A client that has reported nothing is sent what pads its classes, and counts for nobody else."""
@@ -120,7 +121,7 @@ class FedAPA(Method):
 
 def personal_exchange(rule: Personal) -> Exchange:
     """A bank for each client and, where the rule says so, the other clients' banks go down; a bank comes up."""
-    peers = bank("peers", ("others", "classes", "dim"), each=True)
+    peers = bank("peers", ("clients", "classes", "dim"), others=True)
     return Exchange((bank(each=True), *((peers,) if rule.peers else ())), (bank(),))
 
 

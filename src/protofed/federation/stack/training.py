@@ -42,6 +42,8 @@ from ..optimiser import Optimiser
 from .batches import StepPlan, Tensors, batch_of, padded_rows, together
 from .outputs import StackedOutputs, stacked_outputs
 
+SHARED = 2**18  # numbers of a tensor that is not copied for each client of a stack
+
 
 @dataclass(frozen=True)
 class Job:
@@ -71,15 +73,34 @@ class StackedNetwork:
         return frozen(self.module, x, weights)
 
 
-def _common(values: Sequence[Any]) -> tuple[Any, Any]:
-    """A value for all clients, and the axes that vmap maps over: the value itself where all share it, otherwise a stack."""
-    reference = values[0]
-    if all(v is reference for v in values):
-        return reference, None
-    leaves, spec = pytree.tree_flatten(reference)
-    columns = zip(*(pytree.tree_flatten(v)[0] for v in values), strict=True)
-    stacked = [torch.stack([torch.as_tensor(v) for v in column]) for column in columns]
-    return pytree.tree_unflatten(stacked, spec), (pytree.tree_unflatten([0] * len(leaves), spec) if leaves else None)
+class ReceivedByAll:
+    """What the clients of a stack were sent: one message for all, or a stack of their messages.
+
+    Of different messages, tensors of at least `SHARED` numbers that are the very same for all clients stay one tensor.
+    """
+
+    def __init__(self, messages: Sequence[Received]) -> None:
+        reference = messages[0]
+        same = all(message is reference for message in messages)
+        leaves, self.spec = pytree.tree_flatten(reference)
+        columns = list(zip(*(pytree.tree_flatten(m)[0] for m in messages[: 1 if same else None]), strict=True))
+        common = [same or _is_one_large_tensor(column) for column in columns]
+        self.shared = {k: leaves[k] for k in range(len(leaves)) if common[k]}
+        self.stacked = [
+            torch.stack([torch.as_tensor(v) for v in column]) for k, column in enumerate(columns) if not common[k]
+        ]
+
+    def of_one(self, stacked: Sequence[Tensor]) -> Received:
+        """One client's message, from its slices of what is stacked."""
+        rest = iter(stacked)
+        leaves = [self.shared[k] if k in self.shared else next(rest) for k in range(self.spec.num_leaves)]
+        received: Received = pytree.tree_unflatten(leaves, self.spec)
+        return received
+
+
+def _is_one_large_tensor(column: Sequence[Any]) -> bool:
+    value = column[0]
+    return isinstance(value, Tensor) and value.numel() >= SHARED and all(v is value for v in column)
 
 
 def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> list[Training]:
@@ -122,8 +143,7 @@ class Stack:
         self.pseudo = [PseudoLabels() for _ in jobs]
         self.prepared = [prepared_of(task, skeleton, j.data, j.received, j.client, round) for j in self.jobs]
         self._load()
-        self.received, self.dims = _common([j.received for j in self.jobs])
-        self.shared = self.dims is None  # a message that all clients share need not go through vmap
+        self.received = ReceivedByAll([j.received for j in self.jobs])
 
     def _load(self) -> None:
         """Stack the parameters, buffers and optimiser states of all clients."""
@@ -140,24 +160,18 @@ class Stack:
         skeleton.module.train()
 
     def _loss(
-        self, params: Tensors, buffers: Tensors, batch: dict[str, Any], received: Received
+        self, params: Tensors, buffers: Tensors, batch: dict[str, Any], received: Sequence[Tensor]
     ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
         new_buffers = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
         net = StackedNetwork(self.skeleton.module, params, new_buffers)
-        terms, pseudo = self.task.loss(net, Batch(**batch), received, self.round)
+        terms, pseudo = self.task.loss(net, Batch(**batch), self.received.of_one(received), self.round)
         return terms, new_buffers, () if pseudo is None else tuple(t.detach() for t in pseudo)
-
-    def _loss_of_all(
-        self, params: Tensors, buffers: Tensors, batch: dict[str, Any]
-    ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
-        return self._loss(params, buffers, batch, self.received)
 
     def take_step(self, s: int) -> None:
         """Take one step of all clients that still have one. Under batch norm, clients whose batches differ in size are
         run apart."""
         active = sum(count > s for count in self.plan.counts)
-        loss, dims = (self._loss_of_all, 0) if self.shared else (self._loss, (0, 0, 0, self.dims))
-        losses = vmap(loss, in_dims=dims, randomness="different")
+        losses = vmap(self._loss, randomness="different")
         for rows, widths in together(self.plan.sizes(s, active), self.alone):
             members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
             client_draws = [
@@ -168,11 +182,11 @@ class Stack:
             if self.task.learner.feed.prepare is not None and widths[1]:
                 rows_of = [(self.prepared[k], self.steps[k][s].unlabelled) for k in members]
                 batch["prepared"] = padded_rows(rows_of, widths[1])
-            received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
+            received = [tensor[rows] for tensor in self.received.stacked]
             params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
             with one_sample_is_too_few(self.task.name_of(self.jobs[0].client)):
                 buffers = {n: b[rows] for n, b in self.buffers.items()}
-                terms, new_buffers, pseudo = losses(params, buffers, batch, *received)
+                terms, new_buffers, pseudo = losses(params, buffers, batch, received)
             total = torch.stack(list(terms.values())).sum()
             gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
             self.optimiser.step(gradient, rows)
