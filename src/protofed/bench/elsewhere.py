@@ -10,9 +10,10 @@ import importlib.util
 import json
 import sys
 from dataclasses import fields
+from typing import Any
 
 
-def hand_in(workload: dict, model_file: str) -> None:
+def hand_in(workload: dict[str, Any], model_file: str) -> None:
     """Add a workload, and its model where it is missing, to the protofed that is imported."""
     from protofed import models
     from protofed.bench.workloads import TRAINING, Training
@@ -24,7 +25,9 @@ def hand_in(workload: dict, model_file: str) -> None:
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)
     known = {field.name for field in fields(Training)}
-    sizes = {key: tuple(value) if key == "shape" else value for key, value in workload.items() if key in known}
+    sizes: dict[str, Any] = {
+        key: tuple(value) if key == "shape" else value for key, value in workload.items() if key in known
+    }
     TRAINING[workload["name"]] = Training(**sizes)
 
 

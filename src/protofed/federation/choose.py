@@ -26,6 +26,7 @@ from ..evaluate.cost import forward_flops
 from ..methods.base import Method
 from ..methods.server import Setup
 from ..models.base import ModelSpec, parameter_count
+from ..models.convolution import has_few_outputs
 from ..models.skeleton import Skeleton
 from ..parts.filters import Filter, rule_of
 from ..privacy.protocol import Rules
@@ -188,6 +189,7 @@ class EngineInputs:
             max((layer.in_channels for layer in convolutions), default=0),
             len(self.members(architecture)) if self.method.exchange.asks_clients else 0,
             x.device.type != "cpu",
+            bool(convolutions) and has_few_outputs(network, data.sample_shape, self.local.batch),
         )
 
     def members(self, architecture: int) -> list[int]:
