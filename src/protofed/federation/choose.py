@@ -35,10 +35,11 @@ from .batches import Task
 from .engine import ArchitectureInputs, Downloads, Engine, PlainEngine
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
+from .pages import keep_pages
 from .rule import Facts, Recipe, rule
 from .secure import SecureSums, sum_layout
 from .stack import StackEngine
-from .workers import keep_pages, with_workers
+from .workers import with_workers
 
 log = logging.getLogger("protofed")
 
