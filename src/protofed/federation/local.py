@@ -32,7 +32,7 @@ from ..parts.compression import compressed
 from ..parts.filters import Departure
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
-from .batches import Task, all_samples, batches, client_size, prepared_of, viewed, viewed_pool
+from .batches import Task, all_samples, batches, client_size, viewed, viewed_pool
 from .optimiser import Optimiser, Products
 
 
@@ -236,15 +236,13 @@ def trained_client(
     skeleton.load(learner.begin(state.weights, received))
     optimiser = Optimiser(local, skeleton.params, state.optimiser if local.exports_optimiser else {}, round)
     network = TrainingNetwork(skeleton, skeleton.params)
-    prepared = prepared_of(task, skeleton, data, received, client, round)
     layers = dict(product_layers(skeleton.module)) if optimiser.takes_products else {}
-    skeleton.module.train()
     names: list[str] = []
     values, sizes = [], []
     pseudo_labels = PseudoLabels()
     with torch.random.fork_rng(devices=[]), factors_of(layers):
         seeds.start_default_stream(data.labelled.x.device, task.seed, "dropout", client, round)
-        for step, batch in batches(task, skeleton, data, client, round, prepared):
+        for step, batch in batches(task, skeleton, data, received, client, round):
             with one_sample_is_too_few(task.name_of(client)):
                 terms, pseudo = task.loss(network, batch, received, round)
             names = list(terms)

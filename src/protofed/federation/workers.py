@@ -9,6 +9,7 @@ clients are trained again from their last state, with the same random streams an
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import mmap
 import multiprocessing
@@ -380,6 +381,7 @@ class WorkerEngine:
             signal.signal(signal_number, signal.SIG_IGN)
         torch.set_num_threads(1)  # as in the parent, where engine=workers allows no more
         keep_pages()
+        gc.freeze()  # what there is was made before, and is not looked through again and again
         while True:
             try:
                 job = pipe.recv()
