@@ -12,7 +12,7 @@ from rich.console import Console
 from ..disk import write_atomically
 from ..errors import ProtofedError, unknown
 from . import measure
-from .beside import measure_beside
+from .beside import beside_markdown, measure_beside
 from .report import markdown, print_results
 from .workloads import NAMES, TRAINING
 
@@ -59,6 +59,8 @@ def run_bench(
         results = measure_beside(workloads or TRAINING, beside, repeats=turns, quick=quick, say=say)
         if json_file is not None:
             write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())
+        if markdown_file is not None:
+            write_atomically(markdown_file, beside_markdown(results).encode())
         return results
     results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say)
     print_results(results, console)

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import models
 from ..errors import ProtofedError
+from ..federation import choose
 from .measure import Say, machine
 from .processes import Field
 from .workloads import TRAINING
@@ -84,6 +85,27 @@ def compared(turns: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, An
         result[key] = {THIS_CODE: this, OTHER_CODE: other}
         result[name] = {"best": min(other) / max(min(this), 1e-9), "median": statistics.median(ratios)}
     return result
+
+
+def beside_markdown(results: Mapping[str, Any]) -> str:
+    """The comparison as a Markdown table."""
+    machine, rows = results["machine"], results["workloads"]
+    lines = [
+        f"Measured with torch {machine['torch']}, Python {machine['python']} on {machine['cores']} cores "
+        f"({machine['processor'] or machine['system']}); the time of this code over that of the other, old and new in turns"
+        f"{', quick sizes: the figures mean nothing' if results['quick'] else ''}.",
+        "",
+        "| workload | this code | the other | turns | best s / round, this | the other | of the other, best | median "
+        "| by the processor's time, best | median |",
+        "| --- | --- | --- |" + " ---: |" * 7,
+    ]
+    for name, row in rows.items():
+        ways = [choose.label(choose.EngineSettings(**row["settings"][code])) for code in (THIS_CODE, OTHER_CODE)]
+        best = [min(row["seconds"][code]) for code in (THIS_CODE, OTHER_CODE)]
+        shares = [1 / row[kind][which] for kind in ("speed", "speed_by_processor") for which in ("best", "median")]
+        cells = [name, *ways, str(len(row["seconds"][THIS_CODE])), *(f"{s:.3f}" for s in best)]
+        lines.append("| " + " | ".join([*cells, *(f"{share:.2f}" for share in shares)]) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _file_of(model: str) -> str:
