@@ -303,8 +303,9 @@ def outcome_of(
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
-        departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
-        upload, measures = compressed(task.filters, upload, departure)
+        if task.filters:
+            departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
+            upload, measures = compressed(task.filters, upload, departure)
         try:
             message = wire.encode(upload) if task.secure is None else task.secure.vector(client, upload)
         except ProtofedError as error:  # a number that no secure sum can hold; the client keeps its old state
