@@ -1,21 +1,25 @@
 """The benchmark: at tiny sizes, with no word about how long anything takes."""
 
+import inspect
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
-from protofed import ProtofedError
+from protofed import ProtofedError, models
 from protofed.bench import NAMES, measure, run_bench
+from protofed.bench.beside import OTHER_CODE, THIS_CODE, beside_markdown, compared
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
 from protofed.bench.limit import Merged, batches, in_layout, layouts
+from protofed.bench.memory import tree_seconds
 from protofed.bench.plain import PlainFedAvg, PlainFedProto
 from protofed.bench.processes import Field
 from protofed.bench.report import markdown
@@ -119,7 +123,7 @@ def test_bad_input_is_named_before_anything_is_measured(given, message, tmp_path
 
 def test_names():
     assert measure.ENGINES == ("loop", "stack", "workers", "auto")
-    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup")
+    assert NAMES == ("cnn28", "cifar-cohort", "cifar-cohort-pfl", "resnet18", "mlp-digits", "server", "many", "startup")
 
 
 # --- the contenders do the same work ----------------------------------------------------------------------------------
@@ -262,3 +266,55 @@ def test_one_that_dies_leaves_the_field():
         field.add("broken", {"kind": "no such kind"})
         assert field.turn() == {}
     assert field.skipped == {"broken": "KeyError: 'no such kind'"}
+
+
+# --- beside another checkout ------------------------------------------------------------------------------------------
+def test_speeds_beside_another_checkout_and_their_table():
+    turns = [
+        {THIS_CODE: {"seconds": 1.0, "processor_seconds": 2.0}, OTHER_CODE: {"seconds": 2.0, "processor_seconds": 2.2}},
+        {THIS_CODE: {"seconds": 2.0, "processor_seconds": 2.5}, OTHER_CODE: {"seconds": 3.0, "processor_seconds": 2.5}},
+        {THIS_CODE: {"seconds": 2.0, "processor_seconds": 2.0}, OTHER_CODE: {"seconds": 2.0, "processor_seconds": 3.0}},
+    ]
+    found = compared(turns)
+    assert found["speed"] == {"best": 2.0, "median": 1.5}
+    assert found["speed_by_processor"]["best"] == pytest.approx(1.1) and found["speed_by_processor"]["median"] == 1.1
+    way = {
+        "engine": "loop",
+        "inner": "loop",
+        "layout": "channels_last",
+        "convolution": "lean",
+        "workers": 1,
+        "threads": 1,
+    }
+    row = {**found, "settings": {THIS_CODE: {**way, "convolution": "grouped"}, OTHER_CODE: way}}
+    text = beside_markdown({"machine": measure.machine(), "quick": False, "workloads": {"cnn28": row}})
+    wanted = "| cnn28 | loop channels_last | loop channels_last lean | 3 | 1.000 | 2.000 | 0.50 | 0.67 | 0.91 | 0.91 |"
+    assert wanted in text.splitlines()
+
+
+def test_a_workload_and_its_model_are_handed_to_code_without_them():
+    """In a process of its own, whose protofed is made to lack both."""
+    code = """
+import json, sys
+from protofed import models
+from protofed.bench import elsewhere, workloads
+given, file = json.loads(sys.argv[1]), sys.argv[2]
+del workloads.TRAINING[given["name"]]
+del models.registry._entries[given["model"]]
+elsewhere.hand_in(given, file)
+workload = workloads.TRAINING[given["name"]].quick()
+print(type(workload.build_model().encoder.pool).__name__, workload.shape)
+"""
+    given = {**asdict(TRAINING["cifar-cohort-pfl"]), "of_the_future": 1}
+    file = inspect.getfile(models.registry["dropout-cnn"])
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(given), file], capture_output=True, text=True)
+    assert done.stdout.strip() == "MaxPool2d (3, 32, 32)", done.stderr
+
+
+def test_the_processors_time_of_a_process_and_its_children():
+    before = tree_seconds(os.getpid())
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    assert tree_seconds(os.getpid()) > before or not before  # there is no /proc
+    assert tree_seconds(2**22 + 1) == 0.0

@@ -34,7 +34,12 @@ Specs = dict[str, dict[str, Any]]
 
 
 def measure(
-    names: Iterable[str], *, repeats: int = 3, quick: bool = False, say: Say = lambda text: None
+    names: Iterable[str],
+    *,
+    repeats: int = 3,
+    quick: bool = False,
+    say: Say = lambda text: None,
+    beside: Path | None = None,
 ) -> dict[str, Any]:
     """Measure workloads.
 
@@ -43,6 +48,7 @@ def measure(
         repeats: The number of turns.
         quick: Whether tiny sizes are measured.
         say: A function that reports progress.
+        beside: Another checkout, with whose code those workloads take turns that can.
 
     Returns:
         All results, as `--json` writes them.
@@ -55,7 +61,7 @@ def measure(
             results[name] = _server(repeats, quick, say)
         elif name == "servers":
             say("servers: rounds without their training")
-            results[name] = measure_servers(repeats, quick, say)
+            results[name] = measure_servers(repeats, quick, say, beside)
         elif name == "many":
             results[name] = _many(quick, say)
         elif name == "startup":

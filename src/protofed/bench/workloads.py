@@ -139,6 +139,19 @@ TRAINING: dict[str, Training] = {
             smaller={"clients": 12, "per_round": 4, "samples": 20, "options": SMALL_CNN},
         ),
         Training(
+            "cifar-cohort-pfl",
+            "fedavg",
+            clients=1000,
+            per_round=50,
+            samples=50,
+            shape=(3, 32, 32),
+            model="dropout-cnn",
+            options={},
+            batch=10,
+            over_plain=1.6,
+            smaller={"clients": 12, "per_round": 4, "samples": 20, "options": {"channels": (4, 8), "embedding": 16}},
+        ),
+        Training(
             "resnet18",
             "fedproto",
             clients=8,
@@ -251,3 +264,5 @@ class Startup:
 
 
 NAMES: tuple[str, ...] = (*TRAINING, "server", "servers", "many", "startup")
+BESIDE = frozenset({"servers"})
+"""The workloads beside training that take turns with another checkout themselves."""

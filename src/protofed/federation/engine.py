@@ -20,6 +20,7 @@ from ..methods.base import Method
 from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
+from ..models.quick import with_quick_layers
 from ..models.skeleton import Skeleton
 from ..wire import Bundle, Message
 from . import judge
@@ -199,6 +200,8 @@ class PlainEngine:
 
     def _skeleton(self, module: torch.nn.Module) -> Skeleton:
         module = with_convolutions(module, LeanConv2d) if self.lean else module
+        if self.channels_last:
+            module = with_quick_layers(module, drawn=not self.lean)
         return Skeleton(module.to(self.device), self.channels_last)
 
     def message(self, downloads: Downloads, client: int) -> Bundle:

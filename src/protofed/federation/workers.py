@@ -9,7 +9,7 @@ clients are trained again from their last state, with the same random streams an
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import gc
 import logging
 import mmap
 import multiprocessing
@@ -37,23 +37,12 @@ from .engine import Downloads, Taught, in_order
 from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import SingleProcess
+from .pages import keep_pages
 
 log = logging.getLogger("protofed")
 ARENA = 1 << 30  # bytes reserved for messages, per direction and worker; only written pages take memory
 PIPE = 1 << 16  # a message of fewer bytes is sent through the pipe itself
 TRIES = 3
-
-
-def keep_pages() -> None:
-    """Tell glibc to keep freed pages, because consecutive training steps allocate tensors of the same sizes."""
-    if os.name != "posix":
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
-        return
-    for option, value in ((-3, 1 << 30), (-1, 1 << 30), (-2, 1 << 26)):  # mmap threshold, trim threshold, top pad
-        mallopt(option, value)
 
 
 def reserve(size: int) -> mmap.mmap:
@@ -403,6 +392,7 @@ class WorkerEngine:
             signal.signal(signal_number, signal.SIG_IGN)
         torch.set_num_threads(1)  # as in the parent, where engine=workers allows no more
         keep_pages()
+        gc.freeze()  # what there is was made before, and is not looked through again and again
         while True:
             try:
                 job = pipe.recv()

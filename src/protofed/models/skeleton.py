@@ -28,6 +28,8 @@ class Skeleton:
         # frozen parameters are the same for all clients, and integer buffers (a count of batches) are not used
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         self.slots = {**self.params, **buffers}
+        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        self.tied = len(names) > len(dict(module.named_parameters()))  # whether a parameter has two names
 
     def loaded(self) -> dict[str, Tensor]:
         """The module's trained parameters and floating buffers themselves, until the next client's are loaded."""

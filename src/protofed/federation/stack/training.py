@@ -35,11 +35,10 @@ from ..local import (
     Training,
     check_trainable,
     one_sample_is_too_few,
-    step_size,
     what_is_not_finite,
 )
 from ..optimiser import Optimiser
-from .batches import StepPlan, Tensors, batch_of, padded_rows, together
+from .batches import StepPlan, Tensors, as_sequence, batch_of, padded_rows, together
 from .outputs import StackedOutputs, stacked_outputs
 
 SHARED = 2**18  # numbers of a tensor that is not copied for each client of a stack
@@ -58,11 +57,12 @@ class Job:
 class StackedNetwork:
     """One client's slice of the stack, inside `vmap`."""
 
-    def __init__(self, module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        self.module, self.params, self.buffers = module, params, buffers
+    def __init__(self, skeleton: Skeleton, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.module, self.params, self.buffers, self.tied = skeleton.module, params, buffers, skeleton.tied
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
-        return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
+        weights = {**self.buffers, **(self.params if params is None else params)}
+        return functional_call(self.module, weights, (x,), tie_weights=self.tied)
 
     def levels(self, x: Tensor) -> Levels:
         """Embedding, logits and a low-level feature of samples."""
@@ -129,7 +129,7 @@ class Stack:
     def __init__(self, task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> None:
         for job in jobs:
             check_trainable(task, job.data, job.client)
-        planned = [list(planned_steps(task, job.data, job.client, round)) for job in jobs]
+        planned = [as_sequence(planned_steps(task, job.data, job.client, round)) for job in jobs]
         self.order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
         self.task, self.skeleton, self.round = task, skeleton, round
         self.jobs, self.steps = [jobs[k] for k in self.order], [planned[k] for k in self.order]
@@ -163,7 +163,7 @@ class Stack:
         self, params: Tensors, buffers: Tensors, batch: dict[str, Any], received: Sequence[Tensor]
     ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
         new_buffers = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
-        net = StackedNetwork(self.skeleton.module, params, new_buffers)
+        net = StackedNetwork(self.skeleton, params, new_buffers)
         terms, pseudo = self.task.loss(net, Batch(**batch), self.received.of_one(received), self.round)
         return terms, new_buffers, () if pseudo is None else tuple(t.detach() for t in pseudo)
 
@@ -179,7 +179,7 @@ class Stack:
             ]
             batch: dict[str, Any]
             batch, sample_counts = batch_of(self.task, self.plan, self.jobs[0].data, rows, s, widths, client_draws)
-            if self.task.learner.feed.prepare is not None and widths[1]:
+            if any(self.prepared) and widths[1]:
                 rows_of = [(self.prepared[k], self.steps[k][s].unlabelled) for k in members]
                 batch["prepared"] = padded_rows(rows_of, widths[1])
             received = [tensor[rows] for tensor in self.received.stacked]
@@ -205,7 +205,7 @@ class Stack:
         """The result of each client's training, in the order of the jobs."""
         task, local = self.task, self.task.local
         sample_counts = torch.tensor(
-            [sum(map(step_size, steps)) for steps in self.steps], dtype=torch.float32, device=self.device
+            [sum(sizes) for sizes in self.plan.weights], dtype=torch.float32, device=self.device
         )
         means = {name: (value / sample_counts).tolist() for name, value in self.totals.items()}
         stacked = {**{name: p.contiguous() for name, p in self.params.items()}, **self.buffers}
@@ -214,10 +214,12 @@ class Stack:
         stacked = {name: stacked[name] for name in self.skeleton.slots}
         outputs = StackedOutputs(self.skeleton, stacked, [j.data for j in self.jobs], task.num_classes)
         finite = _finite_rows(stacked, len(self.jobs))
+        columns = [value.unbind() for value in stacked.values()]
+        models = [dict(zip(stacked, values, strict=True)) for values in zip(*columns, strict=True)]
         results: dict[int, Training] = {}
         for k, job in enumerate(self.jobs):
             terms = {name: values[k] for name, values in means.items()}
-            weights = {name: value[k] for name, value in stacked.items()}
+            weights = models[k]
             failure = what_is_not_finite(terms, {} if finite[k] else weights)
             trained = None if failure else StackedClient(outputs, k, weights, task, job, self.round)
             optimiser_state = self.optimiser.export(k) if local.exports_optimiser else {}
