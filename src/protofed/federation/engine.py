@@ -15,7 +15,7 @@ from .. import seeds, wire
 from ..bank import PrototypeBank
 from ..data.types import ClientData, FederatedData, Samples
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board, Confusion, Confusions, Scores
 from ..methods.base import Method
 from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
@@ -119,7 +119,7 @@ class Engine(Protocol):
         """
         ...
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Mapping[int, Scores]:
         """Score each client on its own samples, by its own model and the message it is sent.
 
         Args:
@@ -268,12 +268,27 @@ class PlainEngine:
         """Whether each client is evaluated by a model of its own: a private one, or the global one after local tuning."""
         return self.method.exchange.keeps_model or self.method.predict.tuning > 0
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients one after another."""
-        scores = {
-            v.client: judge.score(v, self.method.predict, self.data, options) for v in self.visits(downloads, options)
-        }
-        return {client: scores[client] for client in downloads.clients}
+        return Board.joined([self._scored(self.visits(downloads, options), options)], downloads.clients)
+
+    def _scored(self, visits: Iterable[judge.Visit], options: Evaluation) -> Board:
+        """The scores of clients in the order in which they are visited."""
+        predict, data = self.method.predict, self.data
+        detailed: dict[int, Scores] = {}
+        confusions: dict[int, tuple[Confusion | None, Confusion | None]] = {}
+        candidates, model = judge.Candidates(predict, options), None
+        counting = judge.Counting(predict, data, options, candidates)
+        for visit in visits:
+            if options.details(visit.client):
+                scores = detailed[visit.client] = judge.score(visit, predict, data, options)
+                confusions[visit.client] = scores.by_head, scores.by_prototype
+                continue
+            if visit.model is not model:
+                counting, model = judge.Counting(predict, data, options, candidates), visit.model
+            confusions[visit.client] = counting.confusions(visit)
+        by_head, by_prototype = (Confusions.listed([pair[k] for pair in confusions.values()]) for k in range(2))
+        return Board(list(confusions), by_head, by_prototype, Board.of(detailed).details)
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
         """Every client with its model loaded. A visit is valid until the next one begins."""
@@ -285,8 +300,11 @@ class PlainEngine:
             self._load(message, clients[0])
             model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes)
             for client in clients:
-                bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
-                yield PlainVisit(client, message, model, bank)
+                yield PlainVisit(client, message, model, self.kept_bank)
+
+    def kept_bank(self, client: int) -> PrototypeBank | None:
+        """A client's prototypes under the model by which it is evaluated, where training has computed them."""
+        return None if self.method.predict.tuning or client not in self.states else self.states[client].bank
 
     def _load(self, message: Bundle, client: int) -> None:
         """Load the model by which a client is evaluated."""
@@ -330,6 +348,10 @@ def on_device(value: Any, device: torch.device | str, copied: bool = False) -> A
     return torch.utils._pytree.tree_map(move, value)
 
 
+def no_bank(client: int) -> None:
+    """No prototypes, for a client whose training has kept none under the model that is loaded."""
+
+
 @dataclass
 class LoadedModel:
     """The model in a skeleton, as a function of sets of samples.
@@ -354,12 +376,13 @@ class LoadedModel:
 
 @dataclass
 class PlainVisit:
-    """One client whose model is loaded. `bank` has its prototypes where training has computed them under this model."""
+    """One client whose model is loaded. `kept_bank` gives its prototypes where training has computed them under this
+    model."""
 
     client: int
     received: Bundle
     model: LoadedModel
-    bank: PrototypeBank | None
+    kept_bank: Callable[[int], PrototypeBank | None] = no_bank
 
     def outputs(self, samples: SampleSet) -> Output:
         """Embeddings and logits of one of the client's sets of samples."""
@@ -367,8 +390,9 @@ class PlainVisit:
 
     @cached_property
     def _own_bank(self) -> PrototypeBank:
-        if self.bank is not None:
-            return self.bank
+        bank = self.kept_bank(self.client)
+        if bank is not None:
+            return bank
         z, y = self.outputs("labelled").embedding, samples_of(self.model.data, self.client, "labelled").labels
         return PrototypeBank.from_embeddings(z, y, self.model.data.num_classes)
 

@@ -1,20 +1,22 @@
 """The judge: scores a client's predictions from what the client holds and was sent, and from nothing else.
 
 An engine gives it each client's model as a `Visit`: outputs over a set of samples, the client's own prototypes, and the
-message it was sent. The method's `predict` makes predictions of them.
+message it was sent. The method's `predict` makes predictions of them. Most clients are scored by their confusions alone, and
+these are counted once for all clients that have the same model, test samples and prototypes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
-from ..evaluate import Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
+from ..evaluate import Confusion, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
 from ..models.base import Output
 from ..parts import Predict
 from ..wire import Bundle
@@ -44,6 +46,16 @@ class Evaluation:
     """Whether retrieval and few-shot accuracy of the embedding are measured."""
     pool: int = 0
     """The number of clients whose scores include embeddings, for measures of all clients together."""
+    prototypes: bool = True
+    """Whether predictions by prototype are scored, also where clients have to compute their prototypes for it."""
+
+    def details(self, client: int) -> bool:
+        """Whether anything is measured of a client beside its predictions."""
+        return self.qualities or self.votes or self.embedding or client < self.silhouette or self.pictures(client)
+
+    def pictures(self, client: int) -> bool:
+        """Whether a client's scores include embeddings and prototypes."""
+        return self.snapshot and client < SNAPSHOT_CLIENTS
 
 
 class Visit(Protocol):
@@ -51,6 +63,11 @@ class Visit(Protocol):
 
     client: int
     received: Bundle
+
+    @property
+    def model(self) -> object:
+        """The client's model: the same object for all clients that share it."""
+        ...
 
     def outputs(self, samples: SampleSet) -> Output:
         """Embeddings and logits of one of the client's sets of samples, by the model the client would use."""
@@ -93,24 +110,93 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         Confusions by head and by prototype, with votes, silhouette and snapshot where the options ask for them.
     """
     client, classes = visit.client, data.clients[visit.client].classes
-    bank = predict.bank(visit.received, visit.own_bank, classes)
-    candidates = bank.restricted(classes) if options.candidates == "own" else bank
+    pictured, votes = options.pictures(client), options.votes and data.central_test is not None
+    bank = None
+    if options.prototypes or pictured or votes:
+        bank = predict.bank(visit.received, visit.own_bank, classes)
+    candidates = bank if bank is None or options.candidates == "all" else bank.restricted(classes)
     output, y = visit.outputs(options.part), samples_of(data, client, options.part).labels
-    scores = score_client(output.embedding, output.logits, y, candidates, predict.scores, options.qualities)
-    if options.votes and data.central_test is not None:
+    scored = candidates if options.prototypes else None
+    scores = score_client(output.embedding, output.logits, y, scored, predict.scores, options.qualities)
+    if votes and bank is not None:
         central = visit.outputs("central")
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
-    pictured = options.snapshot and client < SNAPSHOT_CLIENTS
     if client >= options.silhouette and not pictured:
         return scores
     z, y = _some(output.embedding, y, SHAPE_SAMPLES)
     return replace(
         scores,
         silhouette=silhouette(z, y) if client < options.silhouette else None,
-        snapshot=Snapshot.of(z, y, bank) if pictured else None,
+        snapshot=Snapshot.of(z, y, bank) if pictured and bank is not None else None,
     )
+
+
+@dataclass
+class Candidates:
+    """The prototypes among which clients' nearest is chosen. They are made once for all clients of one message and one set
+    of classes, unless they depend on a client's own prototypes."""
+
+    predict: Predict
+    options: Evaluation
+    made: dict[Any, tuple[PrototypeBank, Bundle] | None] = field(default_factory=dict)
+
+    def of(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> tuple[PrototypeBank, bool]:
+        """A client's candidates, and whether other clients of the same message and classes have the same."""
+        key = id(received), classes.cpu().numpy().tobytes()
+        made = self.made.get(key)
+        if made is not None:
+            return made[0], True
+        asked = []
+
+        def asking() -> PrototypeBank:
+            asked.append(True)
+            return own()
+
+        bank = self.predict.bank(received, asking, classes)
+        bank = bank.restricted(classes) if self.options.candidates == "own" else bank
+        if not asked:
+            self.made[key] = bank, received  # the message is kept, so that no other one gets its id
+        return bank, not asked
+
+
+@dataclass
+class Counting:
+    """Counts the confusions of clients that share a model. What two clients have in common is counted once."""
+
+    predict: Predict
+    data: FederatedData
+    options: Evaluation
+    candidates: Candidates
+    counted: dict[Any, Confusion | None] = field(default_factory=dict)
+
+    def confusions(self, visit: Visit) -> tuple[Confusion, Confusion | None]:
+        """A client's confusions by head and by prototype."""
+        samples = samples_of(self.data, visit.client, self.options.part)
+        rows = id(samples.index), id(samples.y)  # clients with the same classes share one list of test rows
+        by_head, output = self.counted.get(rows), None
+        if by_head is None:
+            output = visit.outputs(self.options.part)
+            by_head = self.counted[rows] = _confusion(samples, output.logits)
+        if not self.options.prototypes:
+            return by_head, None
+        bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
+        key = *rows, id(bank)
+        if shared and key in self.counted:
+            return by_head, self.counted[key]
+        by_prototype = None
+        if bool(bank.known.any()):
+            output = output or visit.outputs(self.options.part)
+            by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank))
+        if shared:  # then the candidates keep the bank, and its id stays its own
+            self.counted[key] = by_prototype
+        return by_head, by_prototype
+
+
+def _confusion(samples: Samples, scores: Tensor) -> Confusion:
+    """The confusion of samples whose class is that of the largest score."""
+    return Confusion.of(samples.labels.cpu(), scores.argmax(-1).cpu())
 
 
 def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
 from ..wire import Bundle
 from .engine import Downloads, PlainEngine, Taught
 from .judge import Evaluation, Visit
@@ -86,12 +86,10 @@ class MixedEngine:
         """Refuse the training at a server, which needs one architecture for all clients."""
         raise ProtofedError(f"{self.method.name} trains a model at the server, so all clients need one architecture")
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score each client with the engine of its architecture."""
-        scores: dict[int, Scores] = {}
-        for k, share in self._shares(downloads).items():
-            scores |= self.parts[k].evaluate(share, options)
-        return {client: scores[client] for client in downloads.clients}
+        boards = [self.parts[k].evaluate(share, options) for k, share in self._shares(downloads).items()]
+        return Board.joined(boards, downloads.clients)
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
         """Every client with its model loaded, architecture by architecture."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from .. import wire
 from ..bank import PrototypeBank
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
 from ..wire import Bundle, Message
 from .batches import client_size
 from .engine import Downloads, Taught, in_order
@@ -128,6 +128,16 @@ class SharedStates(MutableMapping[int, ClientState]):
         # copies, because the last bits of a product depend on the alignment of its operands
         bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
+
+    def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
+        architecture, size = self.owner[clients[0]], sum(value.numel() for value in start.values())
+        initial = torch.cat([start[name].reshape(-1) for name in self.starts[architecture]])
+        slots = [self._slot(c, self.current[c])[:size] if self.current[c] else initial for c in clients]
+        pieces = torch.stack(slots).split(self.pieces[architecture][:-2], dim=1)
+        # copies, because the last bits of a product depend on the alignment of its operands
+        shapes = {name: (len(clients), *value.shape) for name, value in self.starts[architecture].items()}
+        return {name: p.contiguous().view(shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write into the slot that is not current; `commit` makes it the current one."""
@@ -256,19 +266,19 @@ class WorkerEngine:
         """Train the server's own model in the parent process."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients in the worker processes, or in this one where all have the same model."""
         if not self.inner.model_for_each:
             return self.inner.evaluate(downloads, options)
         groups = self.inner.groups(downloads.clients)
         groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
         self.locations, self.arena.used = {}, 0
-        scores: dict[int, Scores] = {}
+        boards: list[Board] = []
         for job, reply in self._run([self._job(downloads, clients, options) for clients in groups]):
             if reply is None:
                 raise RuntimeError(f"the worker evaluating clients {groups[job]} died {TRIES} times")
-            scores |= reply
-        return {client: scores[client] for client in downloads.clients}
+            boards.append(reply)
+        return Board.joined(boards, downloads.clients)
 
     def _job(self, downloads: Downloads, clients: Sequence[int], parameters: Any) -> tuple[Any, ...]:
         """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
