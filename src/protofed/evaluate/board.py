@@ -43,7 +43,7 @@ class Board(Mapping[int, Scores]):
     @classmethod
     def joined(cls, boards: Sequence[Mapping[int, Scores]], clients: Sequence[int]) -> Board:
         """One board of several, in the order of `clients`."""
-        parts = [cls.of(board) for board in boards]
+        parts = [cls.of(board) for board in boards] or [cls.of({})]
         listed = np.array([c for part in parts for c in part.clients], dtype=np.int64)
         order = np.argsort(listed)[np.argsort(np.argsort(np.asarray(clients, dtype=np.int64)))]
         by_head, by_prototype = (Confusions.joined([p.by(name) for p in parts]).taken(order) for name in PREDICTIONS)

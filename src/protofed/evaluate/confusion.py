@@ -33,7 +33,7 @@ class Confusion:
         """
         true, guessed = np.asarray(y, dtype=np.int64), np.asarray(predicted, dtype=np.int64)
         size = int(max(true.max(initial=0), guessed.max(initial=0))) + 1
-        pairs, counts = np.unique(true * size + guessed, return_counts=True)
+        pairs, counts = _counted(true * size + guessed, size * size)
         return cls(np.stack([pairs // size, pairs % size, counts], axis=1))
 
     def __eq__(self, other: object) -> bool:
@@ -101,14 +101,7 @@ class Confusions:
             The confusions. `Confusions.of(owner, y, predicted, 3)[1]` is the second client's.
         """
         size = int(max(y.max(initial=0), predicted.max(initial=0))) + 1
-        keys = (owner * size + y) * size + predicted
-        bins = clients * size * size
-        if bins <= DENSE * len(keys):
-            whole = np.bincount(keys, minlength=bins)
-            pairs = np.flatnonzero(whole)
-            counts = whole[pairs]
-        else:
-            pairs, counts = np.unique(keys, return_counts=True)
+        pairs, counts = _counted((owner * size + y) * size + predicted, clients * size * size)
         owners, pair = np.divmod(pairs, size * size)
         edges = np.searchsorted(owners, np.arange(clients + 1))
         return cls(np.stack([pair // size, pair % size, counts], axis=1), edges[:-1], edges[1:])
@@ -209,3 +202,12 @@ class Confusions:
             if confusion is not None:
                 errors[begin] = confusion.mean_absolute_error(values)
         return [errors[begin] for begin in self.begin.tolist()]
+
+
+def _counted(keys: np.ndarray, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers below `bins` that occur, in ascending order, and how often each does."""
+    if bins > DENSE * len(keys):
+        return np.unique(keys, return_counts=True)
+    counts = np.bincount(keys, minlength=bins)
+    present = np.flatnonzero(counts)
+    return present, counts[present]

@@ -7,6 +7,7 @@ these are counted once for all clients that have the same model, test samples an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -49,9 +50,12 @@ class Evaluation:
     prototypes: bool = True
     """Whether predictions by prototype are scored, also where clients have to compute their prototypes for it."""
 
-    def details(self, client: int) -> bool:
-        """Whether anything is measured of a client beside its predictions."""
-        return self.qualities or self.votes or self.embedding or client < self.silhouette or self.pictures(client)
+    @property
+    def detailed(self) -> int:
+        """The number of clients of which something is measured beside their predictions: those with lower numbers."""
+        if self.qualities or self.votes or self.embedding:
+            return sys.maxsize
+        return max(self.silhouette, SNAPSHOT_CLIENTS if self.snapshot else 0)
 
     def pictures(self, client: int) -> bool:
         """Whether a client's scores include embeddings and prototypes."""
@@ -63,11 +67,6 @@ class Visit(Protocol):
 
     client: int
     received: Bundle
-
-    @property
-    def model(self) -> object:
-        """The client's model: the same object for all clients that share it."""
-        ...
 
     def outputs(self, samples: SampleSet) -> Output:
         """Embeddings and logits of one of the client's sets of samples, by the model the client would use."""
@@ -140,15 +139,14 @@ class Candidates:
 
     predict: Predict
     options: Evaluation
-    made: dict[Any, tuple[PrototypeBank, Bundle] | None] = field(default_factory=dict)
+    made: dict[Any, tuple[PrototypeBank, Bundle]] = field(default_factory=dict)
 
     def of(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> tuple[PrototypeBank, bool]:
         """A client's candidates, and whether other clients of the same message and classes have the same."""
         key = id(received), classes.cpu().numpy().tobytes()
-        made = self.made.get(key)
-        if made is not None:
-            return made[0], True
-        asked = []
+        if key in self.made:
+            return self.made[key][0], True
+        asked: list[bool] = []
 
         def asking() -> PrototypeBank:
             asked.append(True)
@@ -171,8 +169,9 @@ class Counting:
     candidates: Candidates
     counted: dict[Any, Confusion | None] = field(default_factory=dict)
 
-    def confusions(self, visit: Visit) -> tuple[Confusion, Confusion | None]:
-        """A client's confusions by head and by prototype."""
+    def confusions(self, visit: Visit) -> tuple[Confusion, Confusion | None, bool]:
+        """A client's confusions by head and by prototype, and whether they are those of all clients with the same message,
+        test samples and classes."""
         samples = samples_of(self.data, visit.client, self.options.part)
         rows = id(samples.index), id(samples.y)  # clients with the same classes share one list of test rows
         by_head, output = self.counted.get(rows), None
@@ -180,18 +179,18 @@ class Counting:
             output = visit.outputs(self.options.part)
             by_head = self.counted[rows] = _confusion(samples, output.logits)
         if not self.options.prototypes:
-            return by_head, None
+            return by_head, None, True
         bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
         key = *rows, id(bank)
         if shared and key in self.counted:
-            return by_head, self.counted[key]
+            return by_head, self.counted[key], True
         by_prototype = None
         if bool(bank.known.any()):
             output = output or visit.outputs(self.options.part)
             by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank))
         if shared:  # then the candidates keep the bank, and its id stays its own
             self.counted[key] = by_prototype
-        return by_head, by_prototype
+        return by_head, by_prototype, shared
 
 
 def _confusion(samples: Samples, scores: Tensor) -> Confusion:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ProtofedError
 from ..evaluate import Board
+from ..models.base import Output
 from ..wire import Bundle
 from .engine import Downloads, PlainEngine, Taught
 from .judge import Evaluation, Visit
@@ -90,6 +91,30 @@ class MixedEngine:
         """Score each client with the engine of its architecture."""
         boards = [self.parts[k].evaluate(share, options) for k, share in self._shares(downloads).items()]
         return Board.joined(boards, downloads.clients)
+
+    def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
+        """How an evaluation can be shared out: the shares of all architectures."""
+        shares = [self.parts[k].shares(share, options) for k, share in self._shares(downloads).items()]
+        return [c for alike, _ in shares for c in alike], [group for _, groups in shares for group in groups]
+
+    def central_pieces(self, downloads: Downloads, options: Evaluation) -> list[tuple[int, int]]:
+        """The pieces in which the central test set is run by the models of all architectures."""
+        shares = self._shares(downloads).items()
+        return [piece for k, share in shares for piece in self.parts[k].central_pieces(share, options)]
+
+    def run_piece(self, downloads: Downloads, client: int, row: int) -> Output:
+        """The outputs of one piece of the central test set by the model of a client."""
+        return self.parts[self.owner[client]].run_piece(downloads, client, row)
+
+    @property
+    def central(self) -> dict[tuple[int, int], Output]:
+        """The outputs of the central test set that other processes gave, which the engines of all architectures share."""
+        return self.parts[0].central
+
+    @central.setter
+    def central(self, central: dict[tuple[int, int], Output]) -> None:
+        for part in self.parts:
+            part.central = central
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
         """Every client with its model loaded, architecture by architecture."""

@@ -23,7 +23,7 @@ from ...parts import Predict, Received
 from ...wire import Bundle
 from ..batches import client_size
 from ..engine import Downloads, PlainEngine, in_order
-from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of
+from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of, score
 from ..local import ClientState, Outcome, outcome_of, with_memory
 from ..rule import largest_group
 from .batches import padded
@@ -31,6 +31,7 @@ from .outputs import StackedOutputs, predicted_classes, stacked_outputs
 from .training import Job, Stack, train_stack
 
 T = TypeVar("T")
+ALONE = 256  # a client with at least so many samples is evaluated by itself: its own calls are long enough
 
 
 class StackEngine(PlainEngine):
@@ -91,11 +92,29 @@ class StackEngine(PlainEngine):
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients, one stack after another."""
-        if not self.model_for_each:
-            return super().evaluate(downloads, options)  # with one model for all there is nothing to stack
+        stacked = [client for client in downloads.clients if self._is_stacked(client, options)]
+        chosen = set(stacked)
+        alone = [client for client in downloads.clients if client not in chosen]
         candidates = Candidates(self.method.predict, options)
-        boards = [self._judged(visits, candidates) for visits in self._stacks(downloads, options)]
+        boards = [self._judged(visits, candidates) for visits in self._stacks(downloads.only(stacked), options)]
+        if alone:
+            boards.append(super().evaluate(downloads.only(alone), options))
         return Board.joined(boards, downloads.clients)
+
+    def _is_stacked(self, client: int, options: Evaluation) -> bool:
+        """Whether a client is evaluated in a stack. There is nothing to stack where clients share a model, and nothing is
+        saved where each has many samples."""
+        if not self.has_own_model(client):
+            return False
+        return self.method.predict.tuning > 0 or samples_of(self.data, client, options.part).index.shape[0] < ALONE
+
+    def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
+        """How an evaluation can be shared out; clients that are stacked together are one group."""
+        stacked = [client for client in downloads.clients if self._is_stacked(client, options)]
+        chosen = set(stacked)
+        alone = [client for client in downloads.clients if client not in chosen]
+        alike, groups = super().shares(downloads.only(alone), options)
+        return alike, [*(self.groups(stacked) if stacked else ()), *groups]
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
         """Every client with its model in a stack."""
@@ -107,7 +126,7 @@ class StackEngine(PlainEngine):
 
     def _stacks(self, downloads: Downloads, options: Evaluation) -> Iterator[list[StackedVisit]]:
         """The clients of each group. Those whose samples are rows of one tensor are evaluated in one stack."""
-        for group in self.groups(downloads.clients):
+        for group in self.groups(downloads.clients) if downloads.clients else ():
             for clients in split(group, lambda c: id(samples_of(self.data, c, options.part).x)):
                 stack = VisitedStack(self.skeleton, self._stacked_models(downloads.only(clients)), self.data, clients)
                 yield [
@@ -123,12 +142,12 @@ class StackEngine(PlainEngine):
             classes = [self.data.clients[v.client].classes for v in visits]
             banks = [candidates.of(v.received, v.own_bank, c)[0] for v, c in zip(visits, classes, strict=True)]
         alike = len({bank.means.shape for bank in banks}) < 2  # a method of several helpers has none in the beginning
-        detailed = [v for v in visits if options.details(v.client)]
-        if len(detailed) == len(visits) or not alike:
-            return self._scored(visits, options)
-        columns = stack.confusions(options.part, banks, [v.k for v in detailed], self.method.predict)
-        details = self._scored(detailed, options).details
-        return Board(stack.clients, *columns, details)
+        detailed = [v for v in visits if not alike or v.client < options.detailed]
+        columns = None
+        if len(detailed) < len(visits):
+            columns = stack.confusions(options.part, banks, [v.k for v in detailed], self.method.predict)
+        scores = {v.client: score(v, self.method.predict, self.data, options) for v in detailed}
+        return Board.of(scores) if columns is None else Board(stack.clients, *columns, Board.of(scores).details)
 
     def _stacked_models(self, downloads: Downloads) -> Weights:
         """The models by which clients are evaluated, with a leading client axis."""
@@ -197,7 +216,7 @@ class VisitedStack:
             predict: The method's rule of prediction.
         """
         samples = [samples_of(self.data, c, name) for c in self.clients]
-        lengths = np.array([len(s) for s in samples])
+        lengths = np.array([s.index.shape[0] for s in samples])
         same = all(s.index is samples[0].index for s in samples)
         index = samples[0].index[None] if same else padded([s.index for s in samples])[0]
         predicted, outputs = predicted_classes(
@@ -212,7 +231,8 @@ class VisitedStack:
         by_head, *others = [Confusions.of(owner, y, p.cpu().numpy()[mask], len(samples)) for p in predicted]
         if not others:
             return by_head, Confusions.listed([None] * len(samples))
-        known = {id(bank): bool(bank.known.any()) for bank in banks}
+        distinct = {id(bank): bank for bank in banks}
+        known = {key: bool(bank.known.any()) for key, bank in distinct.items()}
         return by_head, others[0].where(np.array([known[id(bank)] for bank in banks]))
 
     @cached_property
@@ -231,11 +251,6 @@ class StackedVisit:
     stack: VisitedStack
     k: int
     kept_bank: Callable[[int], PrototypeBank | None]
-
-    @property
-    def model(self) -> object:
-        """The client itself, which shares its model with nobody."""
-        return self
 
     def outputs(self, samples: SampleSet) -> Output:
         """Embeddings and logits of one of the client's sets of samples."""

@@ -17,7 +17,7 @@ from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton
 from .batches import padded
 
-EVAL_SAMPLES = 4096  # the most samples, of all clients together, in one call of an evaluation
+EVAL_SAMPLES = 8192  # the most samples, of all clients together, in one call of an evaluation
 
 
 @dataclass(frozen=True)
