@@ -320,7 +320,7 @@ class PlainEngine:
         if getattr(self.data.clients[client], part) is None:
             return client
         samples = samples_of(self.data, client, part)
-        return id(samples.index), id(samples.y), self.data.clients[client].classes.cpu().numpy().tobytes()
+        return id(samples.index), id(samples.y), judge.bytes_of(self.data.clients[client].classes)
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
         """Every client with its model loaded. A visit is valid until the next one begins."""

@@ -83,17 +83,9 @@ def samples_of(data: FederatedData, client: int, name: SampleSet) -> Samples:
         central = data.central_for(client)
         assert central is not None
         return central
-    client_data = data.clients[client]
-    samples = {
-        "labelled": client_data.labelled,
-        "test": client_data.test,
-        "validation": client_data.validation,
-        "triggered": client_data.triggered,
-        "unseen": client_data.unseen,
-    }
-    chosen_samples = samples[name]
-    assert chosen_samples is not None
-    return chosen_samples
+    samples: Samples | None = getattr(data.clients[client], name)
+    assert samples is not None
+    return samples
 
 
 def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluation) -> Scores:
@@ -143,7 +135,7 @@ class Candidates:
 
     def of(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> tuple[PrototypeBank, bool]:
         """A client's candidates, and whether other clients of the same message and classes have the same."""
-        key = id(received), classes.cpu().numpy().tobytes()
+        key = id(received), bytes_of(classes)
         if key in self.made:
             return self.made[key][0], True
         asked: list[bool] = []
@@ -177,7 +169,7 @@ class Counting:
         by_head, output = self.counted.get(rows), None
         if by_head is None:
             output = visit.outputs(self.options.part)
-            by_head = self.counted[rows] = _confusion(samples, output.logits)
+            by_head = self.counted[rows] = _confusion(samples, output.logits.argmax(-1))
         if not self.options.prototypes:
             return by_head, None, True
         bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
@@ -187,15 +179,20 @@ class Counting:
         by_prototype = None
         if bool(bank.known.any()):
             output = output or visit.outputs(self.options.part)
-            by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank))
+            by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank).argmax(-1))
         if shared:  # then the candidates keep the bank, and its id stays its own
             self.counted[key] = by_prototype
         return by_head, by_prototype, shared
 
 
-def _confusion(samples: Samples, scores: Tensor) -> Confusion:
-    """The confusion of samples whose class is that of the largest score."""
-    return Confusion.of(samples.labels.cpu(), scores.argmax(-1).cpu())
+def bytes_of(classes: Tensor) -> bytes:
+    """A mask of classes as bytes, which are the same for clients with the same classes."""
+    return bytes(classes.cpu().numpy())
+
+
+def _confusion(samples: Samples, predicted: Tensor) -> Confusion:
+    """The confusion of samples with their predicted classes."""
+    return Confusion.of(samples.labels.cpu(), predicted.cpu())
 
 
 def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:

@@ -280,7 +280,7 @@ class WorkerEngine:
         central = self._central(downloads, options)
         alike, groups = self.inner.shares(downloads, options)
         groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
-        number = min(len(groups), BUNDLES * self.count)
+        number = min(len(groups), BUNDLES * max(1, self.count))
         bundles = [_merged(groups[k::number]) for k in range(number)]
         jobs = [self._job(downloads, [c for g in bundle for c in g], (options, bundle, central)) for bundle in bundles]
         boards: list[Board] = self._replies(jobs, "evaluating clients")
