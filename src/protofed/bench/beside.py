@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ProtofedError
-from .measure import Say, chosen_settings, machine
+from .measure import chosen_settings, machine
 from .processes import Field
-from .workloads import TRAINING
+from .workloads import TRAINING, Say
 
 THIS_CODE, OTHER_CODE = "this code", "the other"
 LEAST_SECONDS = 20.0  # turns go on for this time at least, so that short rounds are measured often

@@ -20,6 +20,13 @@ class Failed(Exception):
     """A contender cannot take part, or has ended early; the message says why."""
 
 
+def _program(spec: dict[str, Any]) -> list[str]:
+    """What Python runs: the contender of the code that is measured, or the program that the spec names."""
+    if "program" not in spec:
+        return ["-m", "protofed.bench.contender"]
+    return ["-c", f"import runpy; runpy.run_path({spec['program']!r}, run_name='__main__')"]
+
+
 class Process:
     """One contender process."""
 
@@ -29,7 +36,7 @@ class Process:
         self.engine_settings: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "protofed.bench.contender", json.dumps(spec)],
+            [sys.executable, *_program(spec), json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .evaluation import table
+
 MIB = 2**20
 
 
@@ -24,7 +26,13 @@ class Page:
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
     """A page for each workload. At quick sizes goals are left out, as they are for the full sizes."""
-    makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
+    makers = {
+        "training": _training,
+        "server": _server,
+        "many": _many,
+        "startup": _startup,
+        "evaluation": _evaluation,
+    }
     pages = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
@@ -132,6 +140,10 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
     ]
     title = f"{name}: from `protofed run` to the first round"
     return Page(title, ["what", "s", "s beyond import"], rows)
+
+
+def _evaluation(name: str, result: Mapping[str, Any]) -> Page:
+    return Page(f"{name}: all clients after a round", *table(result))
 
 
 def _settings_text(contender: Mapping[str, Any]) -> str:
