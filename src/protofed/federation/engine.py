@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -141,6 +141,19 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release processes and memory."""
+
+
+@runtime_checkable
+class SharedStore(Protocol):
+    """A store of clients' states in memory that several processes share, with the clients' models side by side."""
+
+    def holders(self) -> frozenset[int]:
+        """The clients that have a state."""
+        ...
+
+    def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -287,11 +300,12 @@ class PlainEngine:
         entries: list[tuple[Confusion | None, Confusion | None]] = []
         members: list[Sequence[int]] = []
         detailed: dict[int, Scores] = {}
-        for client in (c for c in clients if c < options.detailed):
+        bound = options.detailed
+        for client in (c for c in clients if c < bound):
             scores = detailed[client] = judge.score(replace(visit, client=client), predict, data, options)
             entries.append((scores.by_head, scores.by_prototype))
             members.append([client])
-        for family in self._families([c for c in clients if c >= options.detailed], options):
+        for family in self._families([c for c in clients if c >= bound], options):
             *entry, shared = counting.confusions(replace(visit, client=family[0]))
             entries.append((entry[0], entry[1]))
             members.append(family if shared else family[:1])
@@ -331,17 +345,20 @@ class PlainEngine:
 
     def _sharers(self, downloads: Downloads) -> list[list[int]]:
         """Groups of clients that are evaluated by the same model and were sent the same message."""
-        sharers: dict[tuple[bool, int], list[int]] = {}
+        own = self.own_models(downloads.clients)
+        sharers: dict[int, list[int]] = {}
         for client, audience in downloads.audience.items():
-            own = self.has_own_model(client)
-            sharers.setdefault((own, client if own else audience), []).append(client)
-        return list(sharers.values())
+            if client not in own:
+                sharers.setdefault(audience, []).append(client)
+        return [*([client] for client in downloads.audience if client in own), *sharers.values()]
 
-    def has_own_model(self, client: int) -> bool:
-        """Whether a client is evaluated by another model than the others: not by a global one, nor by the initial one."""
+    def own_models(self, clients: Collection[int]) -> Collection[int]:
+        """The clients that are evaluated by another model than the others: not by a global one, nor by the initial one."""
         if not self.model_for_each:
-            return False
-        return client in self.states or self.inputs.own_start or self.method.predict.tuning > 0
+            return ()
+        if self.inputs.own_start or self.method.predict.tuning:
+            return frozenset(clients)
+        return self.states.holders() if isinstance(self.states, SharedStore) else self.states
 
     def _loaded(self, downloads: Downloads, client: int, options: Evaluation) -> tuple[Bundle, LoadedModel]:
         """The message to a client, and the model by which it is evaluated."""

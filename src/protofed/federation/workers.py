@@ -137,6 +137,10 @@ class SharedStates(MutableMapping[int, ClientState]):
         bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
 
+    def holders(self) -> frozenset[int]:
+        """The clients that have a state."""
+        return frozenset(client for client, slot in enumerate(bytes(self.current)) if slot)
+
     def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
         architecture, size = self.owner[clients[0]], sum(value.numel() for value in start.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ...models.skeleton import Skeleton
 from ...parts import Predict, Received
 from ...wire import Bundle
 from ..batches import client_size
-from ..engine import Downloads, PlainEngine, in_order
+from ..engine import Downloads, PlainEngine, SharedStore, in_order
 from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of, score
 from ..local import ClientState, Outcome, outcome_of, with_memory
 from ..rule import largest_group
@@ -92,27 +92,28 @@ class StackEngine(PlainEngine):
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients, one stack after another."""
-        stacked = [client for client in downloads.clients if self._is_stacked(client, options)]
-        chosen = set(stacked)
-        alone = [client for client in downloads.clients if client not in chosen]
+        stacked, alone = self._divided(downloads.clients, options)
         candidates = Candidates(self.method.predict, options)
         boards = [self._judged(visits, candidates) for visits in self._stacks(downloads.only(stacked), options)]
         if alone:
             boards.append(super().evaluate(downloads.only(alone), options))
         return Board.joined(boards, downloads.clients)
 
-    def _is_stacked(self, client: int, options: Evaluation) -> bool:
-        """Whether a client is evaluated in a stack. There is nothing to stack where clients share a model, and nothing is
-        saved where each has many samples."""
-        if not self.has_own_model(client):
-            return False
-        return self.method.predict.tuning > 0 or samples_of(self.data, client, options.part).index.shape[0] < ALONE
+    def _divided(self, clients: Sequence[int], options: Evaluation) -> tuple[list[int], list[int]]:
+        """The clients that are evaluated in stacks, and the others. There is nothing to stack where clients share a model,
+        and nothing is saved where each has many samples."""
+        own, tuning = self.own_models(clients), self.method.predict.tuning > 0
+        stacked, alone = [], []
+        for client in clients:
+            if client in own and (tuning or samples_of(self.data, client, options.part).index.shape[0] < ALONE):
+                stacked.append(client)
+            else:
+                alone.append(client)
+        return stacked, alone
 
     def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
         """How an evaluation can be shared out; clients that are stacked together are one group."""
-        stacked = [client for client in downloads.clients if self._is_stacked(client, options)]
-        chosen = set(stacked)
-        alone = [client for client in downloads.clients if client not in chosen]
+        stacked, alone = self._divided(downloads.clients, options)
         alike, groups = super().shares(downloads.only(alone), options)
         return alike, [*(self.groups(stacked) if stacked else ()), *groups]
 
@@ -151,7 +152,7 @@ class StackEngine(PlainEngine):
 
     def _stacked_models(self, downloads: Downloads) -> Weights:
         """The models by which clients are evaluated, with a leading client axis."""
-        if isinstance(self.states, StackableStates) and not (self.method.predict.tuning or self.inputs.own_start):
+        if isinstance(self.states, SharedStore) and not (self.method.predict.tuning or self.inputs.own_start):
             return self.states.stacked(downloads.clients, self.start)
         models = self._models(downloads)
         return {name: torch.stack([model[name] for model in models]) for name in self.skeleton.slots}
@@ -171,15 +172,6 @@ class StackEngine(PlainEngine):
                 sent_model = {**self.start, **job.received.weights}
                 models[job.client] = sent_model if training.trained is None else training.trained.weights
         return [models[c] for c in downloads.clients]
-
-
-@runtime_checkable
-class StackableStates(Protocol):
-    """A store of clients' states that has their models side by side."""
-
-    def stacked(self, clients: Sequence[int], start: Weights) -> Weights:
-        """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
-        ...
 
 
 @dataclass
