@@ -14,9 +14,9 @@ from typing import Any
 from .. import models
 from ..errors import ProtofedError
 from ..federation import choose
-from .measure import Say, machine
+from .measure import machine
 from .processes import Field
-from .workloads import BESIDE, TRAINING
+from .workloads import BESIDE, TRAINING, Say
 
 THIS_CODE, OTHER_CODE = "this code", "the other"
 LEAST_SECONDS = 20.0  # turns go on for this time at least, so that short rounds are measured often

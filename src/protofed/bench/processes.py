@@ -15,12 +15,19 @@ from typing import Any
 
 from .memory import tree_seconds
 
-_HERE, _ELSEWHERE = ("-m", "protofed.bench.contender"), (str(Path(__file__).with_name("elsewhere.py")),)
+_ELSEWHERE = str(Path(__file__).with_name("elsewhere.py"))
 PATIENCE = 20.0  # seconds that a process has to end before it is killed
 
 
 class Failed(Exception):
     """A contender cannot take part, or has ended early; the message says why."""
+
+
+def _program(spec: dict[str, Any]) -> list[str]:
+    """What Python runs: the contender of the code that is measured, or the program that the spec names."""
+    if "program" not in spec:
+        return [_ELSEWHERE] if "source" in spec else ["-m", "protofed.bench.contender"]
+    return ["-c", f"import runpy; runpy.run_path({spec['program']!r}, run_name='__main__')"]
 
 
 class Process:
@@ -32,7 +39,7 @@ class Process:
         self.engine_settings: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, *(_ELSEWHERE if "source" in spec else _HERE), json.dumps(spec)],
+            [sys.executable, *_program(spec), json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import servers
+from . import evaluation, servers
 
 MIB = 2**20
 
@@ -26,7 +26,14 @@ class Page:
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
     """A page for each workload. At quick sizes goals are left out, as they are for the full sizes."""
-    makers = {"training": _training, "server": _server, "servers": _servers, "many": _many, "startup": _startup}
+    makers = {
+        "training": _training,
+        "server": _server,
+        "servers": _servers,
+        "many": _many,
+        "startup": _startup,
+        "evaluation": _evaluation,
+    }
     pages = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
@@ -139,6 +146,10 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
     ]
     title = f"{name}: from `protofed run` to the first round"
     return Page(title, ["what", "s", "s beyond import"], rows)
+
+
+def _evaluation(name: str, result: Mapping[str, Any]) -> Page:
+    return Page(f"{name}: all clients after a round", *evaluation.table(result))
 
 
 def _settings_text(contender: Mapping[str, Any]) -> str:

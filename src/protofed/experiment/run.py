@@ -622,7 +622,7 @@ def _run_rounds(
         stops = stop.requested() and not scale.asked_for()
         last = record.round == pause
         if path is not None and (record.round % every == 0 or last or stops):
-            if folder is not None and record.scores is not None:
+            if folder is not None and record.board is not None:
                 folder.write_confusions(confusions(record, federation.data))
             checkpoint.save(federation, path / "checkpoint", None if folder is None else folder.account())
         if watch is not None:

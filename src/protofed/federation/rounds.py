@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Scores, ensemble, pooled_measures, summarise
+from ..evaluate import Board, Scores, ensemble, pooled_measures, summarise
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
@@ -55,22 +56,21 @@ class Record:
     up: Counter[str]
     down: Counter[str]
     seconds: float = 0.0
-    scores: list[Scores] | None = None
-    """The scores of the clients that were evaluated, in the order of the clients."""
+    board: Board | None = None
+    """The scores of the clients that were evaluated, in columns."""
     absent: list[int] = field(default_factory=list)
     """The clients that were not evaluated: attackers, and those that could not be reached or would not."""
-    validation: list[Scores] | None = None
+    validation: Board | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the server did beside the method's equations, such as keeping its last good state, as sentences."""
     snapshot: bool = False
 
-    def scores_by_client(self) -> dict[int, Scores]:
-        """The scores of the clients that were evaluated, by client."""
-        scores = self.scores or []
-        clients = (c for c in range(len(scores) + len(self.absent)) if c not in self.absent)
-        return dict(zip(clients, scores, strict=True))
+    @cached_property
+    def scores(self) -> list[Scores] | None:
+        """The scores of the clients that were evaluated, in the order of the clients; None where none was."""
+        return None if self.board is None else list(self.board.values())
 
 
 class Federation:
@@ -441,34 +441,33 @@ class Federation:
         downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
-        options = replace(self.evaluation, snapshot=record.snapshot, qualities=record.round > self.measured)
+        last = record.round > self.measured
+        own = replace(self.evaluation, prototypes=last or self.evaluation.votes or self._prototypes_needed())
+        options = replace(own, snapshot=record.snapshot, qualities=last)
         if self.embedding and record.round == self.rounds:
             options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
-        scores = self.engine.evaluate(downloads, options)
-        record.absent = [client for client in clients if client not in scores]
-        if not scores:
+        board = Board.of(self.engine.evaluate(downloads, options))
+        evaluated = set(board)
+        record.absent = [client for client in clients if client not in evaluated]
+        if not evaluated:
             log.warning("round %d: no client could be evaluated", record.round)
             return
-        record.scores = list(scores.values())
-        architectures = [self.architectures[client] for client in scores] if self.architectures else ()
-        predictions = [
-            prediction
-            for prediction in self.predictions
-            if all(getattr(s, f"by_{prediction}") is not None for s in record.scores)
-        ]
-        record.metrics = summarise(record.scores, self.data.class_values, architectures, by, predictions)
+        architectures = [self.architectures[client] for client in board] if self.architectures else ()
+        predictions = [prediction for prediction in self.predictions if board.by(prediction).present.all()]
+        record.metrics = summarise(board, self.data.class_values, architectures, by, predictions)
         if options.embedding:
-            record.metrics |= pooled_measures([s.pool for s in record.scores if s.pool is not None])
-            record.scores = [replace(s, pool=None) for s in record.scores]
+            record.metrics |= pooled_measures([s.pool for s in board.values() if s.pool is not None])
+            board = board.without("pool")
         if options.votes and self.data.central_test is not None:
-            votes = ensemble(record.scores, self.data.central_test.labels)
+            votes = ensemble(board.values(), self.data.central_test.labels)
             record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
-            record.scores = [replace(s, votes=None) for s in record.scores]
-        record.metrics |= self._attack_success(downloads)
-        record.metrics |= self._unseen(downloads, predictions)
+            board = board.without("votes")
+        record.board = board
+        beside = replace(own, votes=False, silhouette=0)
+        record.metrics |= self._attack_success(downloads, beside)
+        record.metrics |= self._unseen(downloads, beside, predictions)
         if all(c.validation is not None for c in self.data.clients):
-            options = replace(self.evaluation, part="validation", votes=False, silhouette=0)
-            record.validation = list(self.engine.evaluate(downloads, options).values())
+            record.validation = Board.of(self.engine.evaluate(downloads, replace(beside, part="validation")))
             if not record.validation:
                 return
             figures = summarise(record.validation, prediction=by, predictions=predictions)
@@ -477,23 +476,29 @@ class Federation:
             }
             record.metrics["validation"] = figures["accuracy"]
 
-    def _unseen(self, downloads: Downloads, predictions: Sequence[str]) -> dict[str, float]:
+    def _prototypes_needed(self) -> bool:
+        """Whether every evaluation scores predictions by prototype: where the method predicts by them, or they travel.
+
+        Other methods' clients would compute their prototypes for it alone, by a pass over all training samples, and do so
+        after the last rounds, whose figures are the run's.
+        """
+        return self.method.predict.by == "prototype" or self.exchange.prototypes
+
+    def _unseen(self, downloads: Downloads, options: Evaluation, predictions: Sequence[str]) -> dict[str, float]:
         """The clients' mean accuracies on the domain that no client holds."""
         clients = [client for client in downloads.clients if self.data.clients[client].unseen is not None]
         if not clients:
             return {}
-        options = replace(self.evaluation, part="unseen", votes=False, silhouette=0)
-        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="unseen")))
         figures = summarise(scores, prediction=self.method.predict.by, predictions=predictions)
         return {f"unseen_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions}
 
-    def _attack_success(self, downloads: Downloads) -> dict[str, float]:
+    def _attack_success(self, downloads: Downloads, options: Evaluation) -> dict[str, float]:
         """The share of test samples with a trigger that clients take for the class that an attacker wants."""
         clients = [client for client in downloads.clients if self.data.clients[client].triggered is not None]
         if not clients:
             return {}
-        options = replace(self.evaluation, part="triggered", votes=False, silhouette=0)
-        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="triggered")))
         return {"attack_success": summarise(scores, prediction=self.method.predict.by, predictions=())["accuracy"]}
 
 

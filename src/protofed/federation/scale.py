@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
 from ..ranks import asked_for, rank  # noqa: F401, part of what this module offers
 from .engine import Downloads, Engine, Taught
 from .judge import Evaluation
@@ -86,12 +86,11 @@ class ScaledEngine:
         """Train the server's model on every rank, with the same result."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score this rank's clients, and gather the scores of all ranks."""
         members = self._mine(downloads.clients)
         local_scores = self.inner.evaluate(downloads.only(members), options) if members else {}
-        scores = {c: s for share in gather(local_scores) for c, s in share.items()}
-        return {c: scores[c] for c in downloads.clients}
+        return Board.joined(gather(local_scores), downloads.clients)
 
     def export(self) -> Mapping[int, ClientState]:
         """The states of all clients, gathered on every rank. The first rank writes them."""

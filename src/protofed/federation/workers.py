@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -30,7 +30,8 @@ from torch import Tensor
 from .. import wire
 from ..bank import LARGE, PrototypeBank, SparseBank
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
+from ..models.base import Output
 from ..wire import Bundle, Message
 from .batches import client_size
 from .engine import Downloads, Taught, in_order
@@ -43,6 +44,7 @@ log = logging.getLogger("protofed")
 ARENA = 1 << 30  # bytes reserved for messages, per direction and worker; only written pages take memory
 PIPE = 1 << 16  # a message of fewer bytes is sent through the pipe itself
 TRIES = 3
+BUNDLES = 4  # jobs of an evaluation for each worker
 
 
 def reserve(size: int) -> mmap.mmap:
@@ -65,6 +67,12 @@ def with_workers(inner: SingleProcess, workers: int) -> SingleProcess | WorkerEn
             reason = str(error)
     log.warning("engine: no worker processes (%s): clients are trained in this one, with the same result", reason)
     return inner
+
+
+def _merged(groups: Sequence[list[int]]) -> list[list[int]]:
+    """Groups of clients, in which those of one client each are one: they are evaluated alone in any case."""
+    single = [client for group in groups if len(group) == 1 for client in group]
+    return [*(group for group in groups if len(group) > 1), *([single] if single else ())]
 
 
 class SharedStates(MutableMapping[int, ClientState]):
@@ -122,6 +130,20 @@ class SharedStates(MutableMapping[int, ClientState]):
         else:
             bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
+
+    def holders(self) -> frozenset[int]:
+        """The clients that have a state."""
+        return frozenset(client for client, slot in enumerate(bytes(self.current)) if slot)
+
+    def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
+        architecture, size = self.owner[clients[0]], sum(value.numel() for value in start.values())
+        initial = torch.cat([start[name].reshape(-1) for name in self.starts[architecture]])
+        slots = [self._slot(c, self.current[c])[:size] if self.current[c] else initial for c in clients]
+        pieces = torch.stack(slots).split(self.pieces[architecture][:-2], dim=1)
+        # copies, because the last bits of a product depend on the alignment of its operands
+        shapes = {name: (len(clients), *value.shape) for name, value in self.starts[architecture].items()}
+        return {name: p.contiguous().view(shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write into the slot that is not current; `commit` makes it the current one."""
@@ -254,19 +276,46 @@ class WorkerEngine:
         """Train the server's own model in the parent process."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
-        """Score the clients in the worker processes, or in this one where all have the same model."""
-        if not self.inner.model_for_each:
-            return self.inner.evaluate(downloads, options)
-        groups = self.inner.groups(downloads.clients)
-        groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
+        """Score the clients in the worker processes; in this one those that need no pass over samples of their own."""
         self.locations, self.arena.used = {}, 0
-        scores: dict[int, Scores] = {}
-        for job, reply in self._run([self._job(downloads, clients, options) for clients in groups]):
+        central = self._central(downloads, options)
+        alike, groups = self.inner.shares(downloads, options)
+        groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
+        number = min(len(groups), BUNDLES * max(1, self.count))
+        bundles = [_merged(groups[k::number]) for k in range(number)]
+        jobs = [self._job(downloads, [c for g in bundle for c in g], (options, bundle, central)) for bundle in bundles]
+        boards: list[Board] = self._replies(jobs, "evaluating clients")
+        if alike:
+            boards.append(self.inner.evaluate(downloads.only(alike), options))
+        self.inner.central = {}
+        return Board.joined(boards, downloads.clients)
+
+    def _central(self, downloads: Downloads, options: Evaluation) -> dict[int, tuple[int, int] | Message]:
+        """Let the workers run shared models over the central test set, and keep the outputs.
+
+        Returns:
+            The location of the outputs for each audience, for workers that need them.
+        """
+        pieces = self.inner.central_pieces(downloads, options)
+        if len(pieces) < 2:
+            return {}
+        jobs = [("outputs", *self._job(downloads, [c], [row])[1:]) for c, row in pieces]
+        outputs: dict[int, list[Any]] = {}
+        for (client, _), output in zip(pieces, self._replies(jobs, "running tests of"), strict=True):
+            outputs.setdefault(downloads.audience[client], []).append(map(torch.from_numpy, output))
+        whole = {k: Output(*(torch.cat(c) for c in zip(*parts, strict=True))) for k, parts in outputs.items()}
+        self.inner.central = {(downloads.serial, k): output for k, output in whole.items()}
+        return {k: self.arena.put(wire.encode(Bundle(tensors=o._asdict()))) for k, o in whole.items()}
+
+    def _replies(self, jobs: Sequence[tuple[Any, ...]], purpose: str) -> list[Any]:
+        """The replies to jobs, in their order."""
+        replies: dict[int, Any] = {}
+        for job, reply in self._run(jobs):
             if reply is None:
-                raise RuntimeError(f"the worker evaluating clients {groups[job]} died {TRIES} times")
-            scores |= reply
-        return {client: scores[client] for client in downloads.clients}
+                raise RuntimeError(f"the worker {purpose} {list(jobs[job][2])} died {TRIES} times")
+            replies[job] = reply
+        return [replies[job] for job in range(len(jobs))]
 
     def _job(self, downloads: Downloads, clients: Sequence[int], parameters: Any) -> tuple[Any, ...]:
         """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
@@ -364,7 +413,7 @@ class WorkerEngine:
         return worker.job
 
     def _take(self, arena: Arena, purpose: str, content: Any) -> Any:
-        if purpose == "evaluate":
+        if purpose in ("evaluate", "outputs"):
             return content
         outcomes = {}
         for client, slot, extra, upload, *details in content:
@@ -414,9 +463,9 @@ class WorkerEngine:
         arena.used = 0  # the parent has read the replies of the last job
         purpose, round, audience, locations, identity, parameters = job
         downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, *identity)
-        if purpose == "evaluate":
+        if purpose in ("evaluate", "outputs"):
             self.states.extras = {}
-            return self.inner.evaluate(downloads, parameters)
+            return self._evaluated(replace(downloads, purpose="evaluate"), parameters, purpose == "outputs")
         self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in parameters.items()}, {}
         replies = []
         for client, outcome in self.inner.train(downloads):
@@ -426,6 +475,17 @@ class WorkerEngine:
             details = dict(outcome.terms), outcome.failure, dict(outcome.pseudo), dict(outcome.measures)
             replies.append((client, slot, extra, upload, *details))
         return replies
+
+    def _evaluated(self, downloads: Downloads, parameters: Any, outputs_only: bool) -> Any:
+        """The outputs of a piece of the central test set, or the scores of some groups of clients."""
+        if outputs_only:
+            output = self.inner.run_piece(downloads, downloads.clients[0], parameters[0])
+            return [t.numpy() for t in output]
+        options, groups, central = parameters
+        tensors = {k: wire.decode(self.arena.take(location), "outputs").tensors for k, location in central.items()}
+        self.inner.central = {(downloads.serial, k): Output(**t) for k, t in tensors.items()}
+        boards = [self.inner.evaluate(downloads.only(group), options) for group in groups]
+        return Board.joined(boards, downloads.clients)
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> Mapping[int, ClientState]:

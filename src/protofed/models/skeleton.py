@@ -60,11 +60,9 @@ class Skeleton:
             The outputs of all samples.
         """
         self.module.eval()
-        replaced_weights = {} if weights is None else dict(weights)
+        run = self.module if weights is None else lambda piece: functional_call(self.module, dict(weights), (piece,))
         with torch.no_grad():
-            parts = [
-                functional_call(self.module, replaced_weights, (self.arranged(piece),)) for piece in x.split(EVAL_BATCH)
-            ]
+            parts = [run(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
     def collect(self, pieces: Iterable[Tensor]) -> None:
