@@ -50,7 +50,8 @@ class LeanConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of a batch."""
         padding = _pair(self.padding)
-        if not torch.is_grad_enabled():
+        transformed = torch._C._are_functorch_transforms_active()  # which know torch's own functions alone
+        if transformed or not torch.is_grad_enabled():
             return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
         axes = zip(x.shape[2:], self.kernel_size, padding, self.stride, self.dilation, strict=True)
         (top, bottom, pad_top, out_height), (left, right, pad_left, out_width) = (_taps(*axis) for axis in axes)
@@ -60,7 +61,13 @@ class LeanConv2d(nn.Conv2d):
         few_outputs = out_height * out_width <= FEW or (contiguous and len(x) * out_height * out_width <= FEW_IN_BATCH)
         if all_taps and not few_outputs:
             return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
-        return _WithProduct.apply(x, self.weight, self.bias, window, self.stride, (pad_top, pad_left), self.dilation)
+        geometry = window, self.stride, (pad_top, pad_left), self.dilation
+        if not torch.is_autocast_enabled(x.device.type):
+            return _WithProduct.apply(x, self.weight, self.bias, *geometry)
+        reduced = torch.get_autocast_dtype(x.device.type)  # a function of our own gets one type for all, by itself
+        values = [None if value is None else value.to(reduced) for value in (x, self.weight, self.bias)]
+        with torch.autocast(x.device.type, enabled=False):
+            return _WithProduct.apply(*values, *geometry)
 
 
 def _pair(value: Any) -> tuple[int, int]:
