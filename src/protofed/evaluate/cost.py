@@ -30,6 +30,10 @@ _NORMS = {
 class _Counter(TorchDispatchMode):
     """Sums the floating-point operations of everything that runs in its context."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first operation imports torch's compiler, which takes longer than a short run
+
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
