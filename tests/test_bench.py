@@ -119,7 +119,7 @@ def test_bad_input_is_named_before_anything_is_measured(given, message, tmp_path
 
 def test_names():
     assert measure.ENGINES == ("loop", "stack", "workers", "auto")
-    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup")
+    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup", "around")
 
 
 # --- the contenders do the same work ----------------------------------------------------------------------------------

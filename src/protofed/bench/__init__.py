@@ -37,7 +37,7 @@ def run_bench(
         quick: Whether tiny sizes are measured, which test the program and say nothing about speed.
         json_file: The file for all results.
         markdown_file: The file for the tables.
-        beside: Another checkout of protofed; training is then measured in turns with that checkout's code.
+        beside: Another checkout of protofed; training, or `around` alone, is then measured in turns with its code.
         console: Where tables are printed.
 
     Returns:
@@ -55,12 +55,12 @@ def run_bench(
     def say(text: str) -> None:
         console.print(text, markup=False, style="dim", soft_wrap=True)
 
-    if beside is not None:
+    if beside is not None and list(workloads) != ["around"]:
         results = measure_beside(workloads or TRAINING, beside, repeats=turns, quick=quick, say=say)
         if json_file is not None:
             write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())
         return results
-    results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say)
+    results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say, beside=beside)
     print_results(results, console)
     if json_file is not None:
         write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())

@@ -17,6 +17,7 @@ import torch
 
 from ..federation.choose import cores
 from ..version import __version__
+from .around import measure_around
 from .processes import Failed, Field, Process
 from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
 
@@ -33,7 +34,12 @@ Specs = dict[str, dict[str, Any]]
 
 
 def measure(
-    names: Iterable[str], *, repeats: int = 3, quick: bool = False, say: Say = lambda text: None
+    names: Iterable[str],
+    *,
+    repeats: int = 3,
+    quick: bool = False,
+    say: Say = lambda text: None,
+    beside: Path | None = None,
 ) -> dict[str, Any]:
     """Measure workloads.
 
@@ -42,6 +48,7 @@ def measure(
         repeats: The number of turns.
         quick: Whether tiny sizes are measured.
         say: A function that reports progress.
+        beside: Another checkout, which `around` compares this code with.
 
     Returns:
         All results, as `--json` writes them.
@@ -56,6 +63,8 @@ def measure(
             results[name] = _many(quick, say)
         elif name == "startup":
             results[name] = _startup(repeats, quick, say)
+        elif name == "around":
+            results[name] = measure_around(repeats, quick, say, beside)
         else:
             raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
     return {"format": FORMAT, "machine": machine(), "repeats": repeats, "quick": quick, "workloads": results}

@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from .around import table
+
 MIB = 2**20
 
 
@@ -24,7 +26,7 @@ class Page:
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
     """A page for each workload. At quick sizes goals are left out, as they are for the full sizes."""
-    makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
+    makers = {"training": _training, "server": _server, "many": _many, "startup": _startup, "around": _around}
     pages = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
@@ -132,6 +134,10 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
     ]
     title = f"{name}: from `protofed run` to the first round"
     return Page(title, ["what", "s", "s beyond import"], rows)
+
+
+def _around(name: str, result: Mapping[str, Any]) -> Page:
+    return Page(f"{name}: a checkpoint after every round, and the start of a run", *table(dict(result)))
 
 
 def _settings_text(contender: Mapping[str, Any]) -> str:

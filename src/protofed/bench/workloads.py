@@ -250,4 +250,4 @@ class Startup:
         return replace(self, clients=(3, 12))
 
 
-NAMES: tuple[str, ...] = (*TRAINING, "server", "many", "startup")
+NAMES: tuple[str, ...] = (*TRAINING, "server", "many", "startup", "around")
