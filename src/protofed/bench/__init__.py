@@ -37,8 +37,8 @@ def run_bench(
         quick: Whether tiny sizes are measured, which test the program and say nothing about speed.
         json_file: The file for all results.
         markdown_file: The file for the tables.
-        beside: Another checkout of protofed; training, or `evaluation` alone, is then measured in turns with that
-            checkout's code.
+        beside: Another checkout of protofed, with whose code training takes turns, or `evaluation`, `servers` and `around`
+            where only these are measured.
         console: Where tables are printed.
 
     Returns:

@@ -17,6 +17,7 @@ import torch
 
 from ..federation.choose import cores
 from ..version import __version__
+from .around import measure_around
 from .evaluation import measure_evaluation
 from .processes import Failed, Field, Process
 from .servers import measure_servers
@@ -68,6 +69,8 @@ def measure(
             results[name] = _startup(repeats, quick, say)
         elif name == "evaluation":
             results[name] = measure_evaluation(repeats, quick, say, beside)
+        elif name == "around":
+            results[name] = measure_around(repeats, quick, say, beside)
         else:
             raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
     return {"format": FORMAT, "machine": machine(), "repeats": repeats, "quick": quick, "workloads": results}

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import evaluation, servers
+from . import around, evaluation, servers
 
 MIB = 2**20
 
@@ -33,6 +33,7 @@ def pages(results: Mapping[str, Any]) -> list[Page]:
         "many": _many,
         "startup": _startup,
         "evaluation": _evaluation,
+        "around": _around,
     }
     pages = []
     for name, result in results["workloads"].items():
@@ -150,6 +151,10 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
 
 def _evaluation(name: str, result: Mapping[str, Any]) -> Page:
     return Page(f"{name}: all clients after a round", *evaluation.table(result))
+
+
+def _around(name: str, result: Mapping[str, Any]) -> Page:
+    return Page(f"{name}: a checkpoint after every round, and the start of a run", *around.table(dict(result)))
 
 
 def _settings_text(contender: Mapping[str, Any]) -> str:

@@ -265,8 +265,8 @@ class Startup:
         return replace(self, clients=(3, 12))
 
 
-NAMES: tuple[str, ...] = (*TRAINING, "server", "servers", "many", "startup", "evaluation")
-BESIDE = frozenset({"evaluation", "servers"})
+NAMES: tuple[str, ...] = (*TRAINING, "server", "servers", "many", "startup", "evaluation", "around")
+BESIDE = frozenset({"around", "evaluation", "servers"})
 """The workloads beside training that take turns with another checkout themselves."""
 
 

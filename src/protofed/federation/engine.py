@@ -21,6 +21,7 @@ from ..methods.base import Method
 from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
+from ..models.precision import with_precision
 from ..models.quick import with_quick_layers
 from ..models.skeleton import EVAL_BATCH, Skeleton
 from ..wire import Bundle, Message
@@ -182,7 +183,8 @@ class ArchitectureInputs:
         """The network with its initial weights: those that all clients share, or those of one `client`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *client))
-            return self.model.build(self.data.sample_shape, self.data.num_classes)
+            network = self.model.build(self.data.sample_shape, self.data.num_classes)
+        return with_precision(network, self.task.local.precision)
 
 
 class PlainEngine:

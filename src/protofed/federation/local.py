@@ -77,13 +77,52 @@ Keep = Callable[[int, ClientState], None]
 
 
 class MemoryStates(dict[int, ClientState]):
-    """The clients' states in the memory of this process."""
+    """The clients' states in the memory of this process. A state is replaced as a whole, and never changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: dict[int, int] = {}
+        """How often each client's state has been replaced."""
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         weights = {name: value.clone() for name, value in state.weights.items()}
         memory = state.memory if state.memory.empty else state.memory.copied()
         bank = None if state.bank is None else state.bank.compact()
         super().__setitem__(client, ClientState(weights, state.optimiser, memory, bank))
+        self.versions[client] = self.versions.get(client, 0) + 1
+
+    def snapshot(self) -> Snapshot:
+        """The states as they are now. Nothing is copied: a state that a later round replaces stays with the snapshot."""
+        return Snapshot(dict(self), dict(self.versions))
+
+
+class Snapshot(Mapping[int, ClientState]):
+    """The clients' states at one moment, which the next round does not change.
+
+    Attributes:
+        versions: By client, a number that is another one where its state has been replaced since an earlier snapshot of
+            the same engine. A client that is not in it may have any state.
+    """
+
+    def __init__(self, states: Mapping[int, ClientState], versions: Mapping[int, int] | None = None) -> None:
+        self._states, self.versions = states, dict(versions or {})
+
+    def __getitem__(self, client: int) -> ClientState:
+        return self._states[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @classmethod
+    def of(cls, states: Mapping[int, ClientState]) -> Snapshot:
+        """A snapshot of what an engine exports."""
+        if isinstance(states, Snapshot):
+            return states
+        take = getattr(states, "snapshot", None)
+        return cls(dict(states)) if take is None else take()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from ..errors import ProtofedError
+from ..models.precision import Precision
 from ..schedules import cosine_decay
 
 Rows = slice | Tensor | None  # the clients of a stack; None where parameters are not stacked
@@ -58,6 +59,10 @@ class LocalSettings(RunLength):
     ] = False
 
     gradients: Annotated[bool, Field(description="record how large clients' gradients are")] = False
+    precision: Annotated[
+        Precision,
+        Field(description="float32, or bf16: networks compute in bfloat16, and weights and prototypes stay float32"),
+    ] = "float32"
 
     def __post_init__(self) -> None:
         if self.nesterov and (self.optimiser != "sgd" or not self.momentum):

@@ -19,7 +19,7 @@ from ..evaluate import Board
 from ..ranks import asked_for, rank  # noqa: F401, part of what this module offers
 from .engine import Downloads, Engine, Taught
 from .judge import Evaluation
-from .local import ClientState, Outcome
+from .local import ClientState, Outcome, Snapshot
 
 T = TypeVar("T")
 
@@ -94,9 +94,11 @@ class ScaledEngine:
 
     def export(self) -> Mapping[int, ClientState]:
         """The states of all clients, gathered on every rank. The first rank writes them."""
-        local_states = {c: _detached(state) for c, state in self.inner.export().items()}
-        states = {c: state for share in gather(local_states) for c, state in share.items()}
-        return dict(sorted(states.items()))
+        mine = Snapshot.of(self.inner.export())
+        shares = gather(({c: _detached(state) for c, state in mine.items()}, mine.versions))
+        states = {c: state for share, _ in shares for c, state in share.items()}
+        versions = {c: version for share, numbers in shares for c, version in numbers.items() if c in share}
+        return Snapshot(dict(sorted(states.items())), versions)
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """Restore the states of this rank's clients."""

@@ -36,7 +36,7 @@ from ..wire import Bundle, Message
 from .batches import client_size
 from .engine import Downloads, Taught, in_order
 from .judge import Evaluation
-from .local import ClientState, Outcome
+from .local import ClientState, Outcome, Snapshot
 from .mixed import SingleProcess
 from .pages import keep_pages
 
@@ -104,6 +104,8 @@ class SharedStates(MutableMapping[int, ClientState]):
         self.banked = mmap.mmap(-1, 3 * len(owner))  # per client and slot: 1 where the slot holds prototypes too
         self.extras: dict[int, bytes] = {}  # encoded optimiser state and memory, which are sent with the job
         self.pending: dict[int, int] = {}
+        self.versions: dict[int, int] = {}
+        """How often each client's state has been replaced."""
 
     def _slot(self, client: int, slot: int) -> Tensor:
         """The values of a client in one slot: those of its model, then those of its prototypes."""
@@ -112,10 +114,13 @@ class SharedStates(MutableMapping[int, ClientState]):
         return torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
 
     def __getitem__(self, client: int) -> ClientState:
-        slot = self.current[client]
+        return self.at(client, self.current[client], self.extras.get(client))
+
+    def at(self, client: int, slot: int, encoded: bytes | None) -> ClientState:
+        """The state of a client in one of its slots, with its optimiser's state and memory."""
         if slot == 0:
             raise KeyError(client)
-        extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
+        extra = Bundle() if encoded is None else wire.decode(encoded, f"client {client}'s state")
         if not self.with_weights:
             return ClientState.of({}, extra, None)
         architecture = self.owner[client]
@@ -174,6 +179,11 @@ class SharedStates(MutableMapping[int, ClientState]):
         """Make a slot the current one of a client."""
         self.current[client] = slot
         self._keep(client, extra)
+        self.versions[client] = self.versions.get(client, 0) + 1
+
+    def snapshot(self) -> Snapshot:
+        """The states as they are now. Nothing is copied: the next round writes into the slots that are not current."""
+        return Snapshot(FixedSlots(self), self.versions)
 
     def __delitem__(self, client: int) -> None:
         self.current[client] = 0
@@ -184,6 +194,22 @@ class SharedStates(MutableMapping[int, ClientState]):
 
     def __iter__(self) -> Iterator[int]:
         return (client for client in range(len(self.current)) if self.current[client])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class FixedSlots(Mapping[int, ClientState]):
+    """The states in the slots that were current at one moment; they are valid until the next round has ended."""
+
+    def __init__(self, states: SharedStates) -> None:
+        self._states, self._slots, self._extras = states, states.current[:], dict(states.extras)
+
+    def __getitem__(self, client: int) -> ClientState:
+        return self._states.at(client, self._slots[client], self._extras.get(client))
+
+    def __iter__(self) -> Iterator[int]:
+        return (client for client, slot in enumerate(self._slots) if slot)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

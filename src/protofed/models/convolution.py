@@ -50,9 +50,19 @@ class LeanConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of a batch."""
-        if torch.is_grad_enabled() and (lean := lean_form(self, x.shape, self.weight.stride(1) == 1)) is not None:
-            return _WithProduct.apply(x, self.weight, self.bias, lean.window, self.stride, lean.padding, self.dilation)
-        return F.conv2d(x, self.weight, self.bias, self.stride, _pair(self.padding), self.dilation)
+        transformed = torch._C._are_functorch_transforms_active()  # which know torch's own functions alone
+        lean = None
+        if torch.is_grad_enabled() and not transformed:
+            lean = lean_form(self, x.shape, self.weight.stride(1) == 1)
+        if lean is None:
+            return F.conv2d(x, self.weight, self.bias, self.stride, _pair(self.padding), self.dilation)
+        geometry = lean.window, self.stride, lean.padding, self.dilation
+        if not torch.is_autocast_enabled(x.device.type):
+            return _WithProduct.apply(x, self.weight, self.bias, *geometry)
+        reduced = torch.get_autocast_dtype(x.device.type)  # a function of our own gets one type for all, by itself
+        values = [None if value is None else value.to(reduced) for value in (x, self.weight, self.bias)]
+        with torch.autocast(x.device.type, enabled=False):
+            return _WithProduct.apply(*values, *geometry)
 
 
 class LeanForm(NamedTuple):
