@@ -80,7 +80,9 @@ def print_result(result: Result) -> None:
 
 def compare(
     methods_and_settings: Words = None,
-    no_local: Annotated[bool, typer.Option("--no-local", help="Leave Local out; with labels=server, server-only.")] = False,
+    no_local: Annotated[
+        bool, typer.Option("--no-local", help="Leave Local out; with labels=server, server-only.")
+    ] = False,
     controls: Annotated[
         bool, typer.Option("--controls", help="After each method that exchanges prototypes, its control (control=own).")
     ] = False,

@@ -1,14 +1,15 @@
 """Measures of a federation: accuracy, F1, MAE, AUROC, calibration, ensembles, and what the embedding space is worth."""
 
 from ..geometry import feature_space_separation, silhouette
-from .accuracy import Confusion, Scores, Snapshot, ensemble, score_client, summarise, vote
-from .embedding import Pool, embedding_measures, pooled_measures
+from .accuracy import Confusion, Scores, Snapshot, ensemble, score_client, summarise, vote, whole_set
+from .embedding import Drawn, Pool, embedding_measures, pooled_measures, pooled_silhouette
 from .few_shot import FewShot, few_shot
 from .probabilities import auroc, calibration_error
 from .retrieval import retrieval
 
 __all__ = [
     "Confusion",
+    "Drawn",
     "FewShot",
     "Pool",
     "Scores",
@@ -20,9 +21,11 @@ __all__ = [
     "feature_space_separation",
     "few_shot",
     "pooled_measures",
+    "pooled_silhouette",
     "retrieval",
     "score_client",
     "silhouette",
     "summarise",
     "vote",
+    "whole_set",
 ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from .confusion import PREDICTIONS, Confusion
-from .embedding import EMBEDDING, Pool
+from .embedding import EMBEDDING, Drawn, Pool
 from .probabilities import auroc, calibration_error, log_odds, probabilities
 
 ScoreFunction = Callable[[Tensor, PrototypeBank], Tensor]
@@ -42,7 +42,8 @@ class Scores:
     """One client's predictions.
 
     `votes` are its class probabilities on the shared test set, by head and by prototype. `silhouette` and `snapshot`
-    describe its embedding space, `pool` has embeddings for measures of all clients together, and `measures` has further
+    describe its embedding space, `pool` and `drawn` have embeddings for measures of all clients together: `pool` for
+    retrieval, `drawn` for the silhouette, to which each client gives another part of its samples. `measures` has further
     numbers by name (`auroc_head`), where an evaluation asks for them.
     """
 
@@ -53,6 +54,7 @@ class Scores:
     snapshot: Snapshot | None = field(default=None, compare=False)
     measures: Mapping[str, float] = field(default_factory=dict, compare=False)
     pool: Pool | None = field(default=None, compare=False)
+    drawn: Drawn | None = field(default=None, compare=False)
 
     @property
     def head(self) -> int:
@@ -190,6 +192,31 @@ def summarise(
                     if client_architecture == architecture
                 ]
                 result[f"accuracy_{name}@{architecture}"] = float(np.mean(members))
+    return result
+
+
+def whole_set(scores: Sequence[Scores], y: Tensor, predictions: Sequence[str] = PREDICTIONS) -> dict[str, float]:
+    """The accuracy of one model on the whole test set, from what clients that share it did on their own classes.
+
+    A client that is tested on the classes it holds sees all test samples of these, so the clients together see every class;
+    those that see the same class have the same predictions of it.
+
+    Args:
+        scores: The scores of all clients.
+        y: The labels of the whole test set.
+        predictions: The predictions that are meaningful for the method.
+
+    Returns:
+        `whole_head` and `whole_prototype`. One is left out where two clients disagree about a class, as they do where each
+        seeks the nearest prototype among classes of its own, and where no client holds some class.
+    """
+    result, in_truth = {}, torch.bincount(y.cpu()).numpy()
+    for name in predictions:
+        confusions: list[Confusion] = [getattr(s, f"by_{name}") for s in scores]
+        whole = Confusion(np.unique(np.concatenate([c.rows for c in confusions]), axis=0))  # what all agree in, once
+        true, _, count = whole.rows.T
+        if np.array_equal(np.bincount(true, count, len(in_truth)), in_truth):  # where two disagree there is more
+            result[f"whole_{name}"] = whole.correct / whole.samples
     return result
 
 

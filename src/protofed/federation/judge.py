@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
-from ..evaluate import Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
+from ..evaluate import Drawn, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
 from ..models.base import Output
 from ..parts import Predict
 from ..wire import Bundle
@@ -43,7 +43,9 @@ class Evaluation:
     embedding: bool = False
     """Whether retrieval and few-shot accuracy of the embedding are measured."""
     pool: int = 0
-    """The number of clients whose scores include embeddings, for measures of all clients together."""
+    """The number of clients whose scores include embeddings, for retrieval among all clients together."""
+    drawn: int = 0
+    """The number of clients that give some embeddings to the silhouette of all clients together."""
 
 
 class Visit(Protocol):
@@ -102,6 +104,8 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
+    if client < options.drawn:
+        scores = replace(scores, drawn=_drawn(output.embedding, y, client, min(options.drawn, len(data.clients))))
     pictured = options.snapshot and client < SNAPSHOT_CLIENTS
     if client >= options.silhouette and not pictured:
         return scores
@@ -117,6 +121,14 @@ def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """At most so many embeddings with their classes, evenly spread over a set that may be sorted by class."""
     rows = torch.linspace(0, len(y) - 1, min(len(y), most), device=y.device).round().long()
     return z[rows], y[rows]
+
+
+def _drawn(z: Tensor, y: Tensor, client: int, clients: int) -> Drawn:
+    """The embeddings that a client gives to the silhouette of all together: one in as many as there are clients, each
+    another part, so that clients that share a model and a test set give no sample twice."""
+    z, y = _some(z, y, QUERIES)
+    rows = slice(client % len(y), None, clients)
+    return Drawn(z[rows].cpu().numpy(), y[rows].cpu().numpy())
 
 
 def _with_embedding(scores: Scores, visit: Visit, data: FederatedData, options: Evaluation) -> Scores:

@@ -16,7 +16,7 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Scores, ensemble, pooled_measures, summarise
+from ..evaluate import Scores, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
@@ -135,6 +135,7 @@ class Federation:
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
+        self.drawn = SHAPE_CLIENTS if silhouette else 0
         self.evaluated = frozenset(evaluated_rounds(rounds, evaluate_every, evaluate_last))
         self.embedding = embedding
         self.measured = rounds - evaluate_last  # after this round also what takes longer is measured
@@ -433,6 +434,7 @@ class Federation:
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
         options = replace(self.evaluation, snapshot=record.snapshot, qualities=record.round > self.measured)
+        options = replace(options, drawn=self.drawn)
         if self.embedding and record.round == self.rounds:
             options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
         scores = self.engine.evaluate(downloads, options)
@@ -448,6 +450,8 @@ class Federation:
             if all(getattr(s, f"by_{prediction}") is not None for s in record.scores)
         ]
         record.metrics = summarise(record.scores, self.data.class_values, architectures, by, predictions)
+        record.metrics |= self._of_all_clients(record.scores, predictions)
+        record.scores = [replace(s, drawn=None) for s in record.scores] if options.drawn else record.scores
         if options.embedding:
             record.metrics |= pooled_measures([s.pool for s in record.scores if s.pool is not None])
             record.scores = [replace(s, pool=None) for s in record.scores]
@@ -467,6 +471,14 @@ class Federation:
                 f"validation_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions
             }
             record.metrics["validation"] = figures["accuracy"]
+
+    def _of_all_clients(self, scores: Sequence[Scores], predictions: Sequence[str]) -> dict[str, float]:
+        """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""
+        measures = pooled_silhouette([s.drawn for s in scores if s.drawn is not None])
+        personal = self.exchange.keeps_model or self.method.predict.tuning or self.mixed or not self._shared_weights()
+        if personal or self.data.central_test is None:
+            return measures
+        return measures | whole_set(scores, self.data.central_test.labels, predictions)
 
     def _unseen(self, downloads: Downloads, predictions: Sequence[str]) -> dict[str, float]:
         """The clients' mean accuracies on the domain that no client holds."""
