@@ -216,7 +216,7 @@ def _reproduce(plan: Plan, folder: Path, jobs: int | None) -> None:
         for line in lines:
             table.add_row(*map(Text, line))
         print_table(console, table)
-    for note in (*(f"note: {note}" for note in plan.preset.file.notes), *result.notes):
+    for note in (*(f"note: {note}" for note in plan.preset.file.notes), *result.below()):
         console.print(note, soft_wrap=True, markup=False)
     console.print(f"also in {folder / TABLE}, with the settings that differ", soft_wrap=True, markup=False)
     if result.failed:
