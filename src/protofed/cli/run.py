@@ -200,6 +200,17 @@ def reproduce(
     _reproduce(plan, writing_to(folder), jobs)
 
 
+def claims(
+    results: Annotated[Path, typer.Argument(help="A folder of results, such as docs/results.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("claims.md"),
+) -> None:
+    """Write which of the papers' claims hold, from a folder of results: `protofed claims docs/results --out claims.md`."""
+    from ..experiment.claims import write_claims
+
+    write_claims(results, out)
+    make_console().print(str(out), soft_wrap=True, markup=False)
+
+
 def _reproduce(plan: Plan, folder: Path, jobs: int | None) -> None:
     from rich.table import Table
     from rich.text import Text
