@@ -71,6 +71,7 @@ class ClaimsFile(_Strict):
     claims: tuple[Claim, ...]
 
 
+@cache
 def load_claims(paper: str) -> tuple[Claim, ...]:
     """Read the claims of one paper: `load_claims("fedsap")[0].claim`."""
     if paper not in PAPERS:

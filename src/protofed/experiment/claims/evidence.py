@@ -33,8 +33,9 @@ class Evidence:
         self.results = results
         self._rows = cache(self._read)
         self._preset = cache(load_preset)
-        self._entries = cache(lambda name: row_entries(load_preset(name)))
-        self._measured = cache(lambda name, column: measured_in(load_preset(name), column, results)[1])
+        self._entries = cache(lambda name: row_entries(self._preset(name)))
+        self._measured = cache(lambda name, column: measured_in(self._preset(name), column, results)[1])
+        self._counts = cache(lambda name: self._preset(name).count())
 
     def findings(self, claim: Claim) -> list[Finding]:
         """The differences of all comparisons of a claim, in the order in which its file has them."""
@@ -51,7 +52,7 @@ class Evidence:
     # --- a test's comparisons -----------------------------------------------------------------------------------------
     def _compared(self, test: Comparison) -> Iterator[Finding]:
         if test.preset and (preset := self._preset(test.preset)).file.counted:
-            yield from _counted(test, preset)
+            yield from _counted(test, preset, self._counts(test.preset)[test.measure])
             return
         columns = self._columns(test)
         for column in columns:
@@ -101,6 +102,8 @@ class Evidence:
         label, _, other = name.partition(" @ ")
         folders = self._folders(test, other or column)
         rows = [row for folder in folders for row in self._rows(folder, test.round)]
+        if not rows:
+            return None
         entries = self._entries(test.preset)[label] if test.preset else ()
         row = matching_row(label, entries, rows)
         return None if row is None else replace(row, label=name, runs=[_with_measures(run) for run in row.runs])
@@ -142,9 +145,8 @@ def _difference(one: Gain, other: Gain | None) -> Gain | None:
     return replace(one, by_seed=by_seed, by_site={}) if by_seed else None
 
 
-def _counted(test: Comparison, preset: Preset) -> Iterator[Finding]:
+def _counted(test: Comparison, preset: Preset, counts: Mapping[str, Sequence[float]]) -> Iterator[Finding]:
     """The differences of counted numbers, of which less is better, in per cent of the larger one."""
-    counts = preset.count()[test.measure]
     every = list(preset.file.columns)
     for column in test.columns or every:
         k = every.index(column)
@@ -180,7 +182,7 @@ def _rows_at(folder: Path, round: int) -> Iterator[Row]:
         runs = []
         for run in variant.runs:
             figures = next((row for row in run.metrics if row["round"] == round), {})
-            kept = next((row.get("measures", {}) for row in run.rounds if row["round"] == round), {})
+            kept: Mapping[str, Any] = next((r.get("measures", {}) for r in run.rounds if r["round"] == round), {})
             if run.summary is not None:
                 runs.append({**run.summary, FIGURE: figures, "measures": kept})
         yield Row(variant.label, variant.method, variant.settings, runs)
