@@ -9,7 +9,7 @@ TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
 BROWSER := $(VENV)/.browser
 
-.PHONY: setup run check test lint docs clean
+.PHONY: setup run check test lint docs evidence clean
 
 setup: $(READY)
 
@@ -50,6 +50,11 @@ lint: $(TOOLS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The pages whose numbers come from docs/results: the ledger and the claims.
+evidence: $(READY)
+	$(BIN)/protofed reproduce --ledger docs/results
+	$(BIN)/protofed claims docs/results --out docs/claims.md
 
 docs: $(DOCS)
 	$(BIN)/mkdocs serve

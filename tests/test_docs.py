@@ -176,6 +176,7 @@ def test_a_command_uses_what_exists(line, place):
         "export",
         "report",
         "reproduce",
+        "claims",
         "watch",
         "figures",
         "methods",

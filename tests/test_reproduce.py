@@ -27,6 +27,7 @@ from protofed.experiment.reproduce import (
     run_plan,
 )
 from protofed.experiment.settings import parse_pairs
+from protofed.methods.control import has_control
 from support.marks import slow_but
 
 ROOT = Path(__file__).parent.parent
@@ -55,11 +56,11 @@ def settings(name, column, size, row=0):
 # --- every preset -----------------------------------------------------------------------------------------------------
 def test_the_papers_tables_are_there():
     wanted = {
-        "fedsap": "table1 table2 table3 table4 fig5 fig7 fig8 fig9",
+        "fedsap": "table1 table2 table3 table4 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10",
         "fedpagr": "table1 table2 cost",
         "fedapa": "table2 table3 table4 table5 fig4 fig5 fig6 fig7 fig8 few activity",
-        "fedarpl": "table1 table2 table4 table5 table6 table7 fig3 fig4 cost",
-        "protofssl": "table2 table3 table4 table7 table8 table9 fig3 fig4 fig5",
+        "fedarpl": "table1 table2 table4 table5 table6 table7 fig2 fig3 fig4 fig5a fig5b fig5c fig5d fig6 fig7 cost",
+        "protofssl": "table2 table3 table4 table7 table8 table9 fig3 fig4 fig5 algorithm2",
     }
     assert sorted(NAMES) == sorted(f"{paper}/{table}" for paper, tables in wanted.items() for table in tables.split())
 
@@ -91,6 +92,82 @@ def test_columns_differ_in_their_settings():
                 given = [json.dumps(preset.settings(column, size), sort_keys=True) for column in preset.file.columns]
                 doubled = len(given) - len(set(given))
                 assert doubled == 0, f"{name} {size}"
+
+
+# --- what a table must have, whatever its paper has -------------------------------------------------------------------
+TRAINED = [name for name in NAMES if not load_preset(name).file.counted]
+
+
+def cells(name, size):
+    """The settings of every row of a preset's first column, by label."""
+    preset = load_preset(name)
+    grid = make_grid(
+        preset.rows(size), local=False, seeds=1, given=preset.settings(next(iter(preset.file.columns)), size)
+    )
+    return dict(zip(preset.labels, grid.cells.values(), strict=True))
+
+
+def sees_unlabelled(s):
+    """Whether clients of a run train on samples whose labels nobody gave them."""
+    feed = s.federated.feed
+    return s.general.labels != "all" and feed.reads_unlabelled and getattr(feed, "after", 0) < s.general.rounds
+
+
+@pytest.mark.parametrize("name", slow_but(("fedsap/table3", "fedapa/fig8", "fedarpl/fig3", "protofssl/fig4"), TRAINED))
+def test_a_table_has_what_its_methods_are_compared_with(name):
+    """Local and the control beside prototypes; beside unlabelled samples the labels alone, and the labels of all."""
+    paper = name.partition("/")[0]
+    for size in SIZES:
+        rows = cells(name, size)
+        alone = [s for s in rows.values() if s.general.labels == "server" and s.method.name == "server-only"]
+        if any(map(sees_unlabelled, rows.values())):
+            few = [s for s in rows.values() if s.general.labels == "client" and not sees_unlabelled(s)]
+            assert alone or [s for s in few if s.method.name != "local"], "no row of the labels alone"
+            assert any(s.general.labels == "all" for s in rows.values()), "no row of all labels"
+        if any(has_control(methods.get(s.method.name)) for s in rows.values()):
+            assert any(s.method.name == "local" for s in rows.values()), "no Local"
+            assert any((s.method.name, s.general.control) == (paper, "own") for s in rows.values()), "no control"
+
+
+def test_measures_that_can_order_methods_differently_stand_beside_each_other():
+    """Own classes and the whole test set, where the paper scores one model; a silhouette of each client and of all."""
+    for name in TRAINED:
+        measures = set(load_preset(name).file.measures)
+        for one, other in (("silhouette", "pooled_silhouette"), ("last_silhouette", "last_pooled_silhouette")):
+            assert (one in measures) == (other in measures), name
+        if name.startswith("fedarpl/"):
+            assert not measures or all(
+                (m in measures) == (m.replace("accuracy", "whole") in measures)
+                for m in ("accuracy_head", "last_accuracy_head")
+            ), name
+
+
+def test_rows_beside_those_of_a_table(tmp_path):
+    shared = 'beside = ["Local=local", "A=fedavg?lr=9"]\nnotes = ["said everywhere"]\n'
+    (tmp_path / "common.toml").write_text(shared)
+    (tmp_path / "t.toml").write_text(GOOD, encoding="utf-8")
+    preset = read_preset(tmp_path / "t.toml", "mine/t")
+    assert preset.rows("laptop") == preset.rows("paper") == ("A=fedavg", "B=fedproto?weight=2", "Local=local")
+    assert preset.file.notes == ("said everywhere",)
+    (tmp_path / "common.toml").write_text(shared + 'laptop_beside = ["Local=local?lr=2", "A=fedavg?lr=8"]\n')
+    preset = read_preset(tmp_path / "t.toml", "mine/t")
+    assert preset.rows("laptop")[:2] == preset.rows("paper")[:2] == ("A=fedavg", "B=fedproto?weight=2")
+    assert (preset.rows("laptop")[2:], preset.rows("paper")[2:]) == (("Local=local?lr=2",), ("Local=local",))
+    (tmp_path / "common.toml").write_text(shared + 'laptop_beside = ["Loca=local"]\n')
+    with pytest.raises(ProtofedError, match="expected the labels of rows"):
+        read_preset(tmp_path / "t.toml", "mine/t")
+
+
+def test_numbers_by_the_name_of_another_measure(tmp_path):
+    file = tmp_path / "t.toml"
+    two = GOOD.replace('["accuracy_head"]', '["accuracy_head", "whole_head"]')
+    file.write_text(
+        two.replace("[numbers.acc", '[numbers]\nwhole_head = "accuracy_head"\n[numbers.acc'), encoding="utf-8"
+    )
+    assert read_preset(file, "mine/t").paper("whole_head", "A", "two") == "2.0 ± 0.1"
+    file.write_text(two.replace("[numbers.acc", '[numbers]\nwhole_head = "head"\n[numbers.acc'), encoding="utf-8")
+    with pytest.raises(ProtofedError, match="whole_head"):
+        read_preset(file, "mine/t")
 
 
 # --- the papers' settings ---------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _root(
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, run.run, run.compare, run.sweep, run.reproduce),
+    *(demo, run.run, run.compare, run.sweep, run.reproduce, run.claims),
     *(report.table, report.confusion, report.report, report.watch, report.figures, report.pack),
     *(use.predict, use.export),
     *(run.resume, advise, audit, bench, show.methods, show.parts, show.models, show.settings),

@@ -286,6 +286,17 @@ def reproduce(
         _reproduce(plan, folder, jobs)
 
 
+def claims(
+    results: Annotated[Path, typer.Argument(help="A folder of results, such as docs/results.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page to write.")] = Path("claims.md"),
+) -> None:
+    """Write which of the papers' claims hold, from a folder of results: `protofed claims docs/results --out claims.md`."""
+    from ..experiment.claims import write_claims
+
+    write_claims(results, out)
+    make_console().print(str(out), soft_wrap=True, markup=False)
+
+
 def _reproduce(plan: Plan, folder: Path, jobs: int | None, part: str | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -306,7 +317,7 @@ def _reproduce(plan: Plan, folder: Path, jobs: int | None, part: str | None = No
         for line in lines:
             table.add_row(*map(Text, line))
         print_table(console, table)
-    for note in (*(f"note: {note}" for note in plan.preset.file.notes), *result.notes):
+    for note in (*(f"note: {note}" for note in plan.preset.file.notes), *result.below()):
         console.print(note, soft_wrap=True, markup=False)
     console.print(f"also in {folder / TABLE}, with the settings that differ", soft_wrap=True, markup=False)
     if result.failed:

@@ -303,7 +303,7 @@ class Node:
         states.round = round
         options = header.get("how")
         if isinstance(options, dict) and not self.policy.embeddings:
-            header = {**header, "how": {**options, "snapshot": False, "pool": 0}}
+            header = {**header, "how": {**options, "snapshot": False, "pool": 0, "drawn": 0}}
         reply = site.evaluate(sealed(header, payload))
         received = wire.decode(payload, "server's message")
         remains.write_prototypes(received)

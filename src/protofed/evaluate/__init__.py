@@ -2,9 +2,9 @@
 
 from ..geometry import feature_space_separation, silhouette
 from .accuracy import Confusion, Scores, Snapshot, ensemble, score_client, vote
-from .board import Board, summarise
+from .board import Board, summarise, whole_set
 from .confusion import Confusions
-from .embedding import Pool, embedding_measures, pooled_measures
+from .embedding import Drawn, Pool, embedding_measures, pooled_measures, pooled_silhouette
 from .few_shot import FewShot, few_shot
 from .probabilities import auroc, calibration_error
 from .retrieval import retrieval
@@ -13,6 +13,7 @@ __all__ = [
     "Board",
     "Confusion",
     "Confusions",
+    "Drawn",
     "FewShot",
     "Pool",
     "Scores",
@@ -24,9 +25,11 @@ __all__ = [
     "feature_space_separation",
     "few_shot",
     "pooled_measures",
+    "pooled_silhouette",
     "retrieval",
     "score_client",
     "silhouette",
     "summarise",
     "vote",
+    "whole_set",
 ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from .confusion import PREDICTIONS, Confusion
-from .embedding import Pool
+from .embedding import Drawn, Pool
 from .probabilities import auroc, calibration_error, log_odds, probabilities
 
 ScoreFunction = Callable[[Tensor, PrototypeBank], Tensor]
@@ -40,7 +40,8 @@ class Scores:
     """One client's predictions.
 
     `votes` are its class probabilities on the shared test set, by head and by prototype. `silhouette` and `snapshot`
-    describe its embedding space, `pool` has embeddings for measures of all clients together, and `measures` has further
+    describe its embedding space, `pool` and `drawn` have embeddings for measures of all clients together: `pool` for
+    retrieval, `drawn` for the silhouette, to which each client gives another part of its samples. `measures` has further
     numbers by name (`auroc_head`), where an evaluation asks for them.
     """
 
@@ -51,6 +52,7 @@ class Scores:
     snapshot: Snapshot | None = field(default=None, compare=False)
     measures: Mapping[str, float] = field(default_factory=dict, compare=False)
     pool: Pool | None = field(default=None, compare=False)
+    drawn: Drawn | None = field(default=None, compare=False)
 
     @property
     def head(self) -> int:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .accuracy import QUALITIES, Scores
-from .confusion import PREDICTIONS, Confusions
+from .confusion import PREDICTIONS, Confusion, Confusions
 from .embedding import EMBEDDING
 
 DECILE = 0.1  # of the clients, those with the lowest accuracies
@@ -154,4 +156,34 @@ def summarise(
             of_client = np.array(architectures)
             for architecture in dict.fromkeys(architectures):
                 result[f"accuracy_{name}@{architecture}"] = float(np.mean(accuracies[of_client == architecture]))
+    return result
+
+
+def whole_set(
+    scores: Board | Sequence[Scores], y: Tensor, predictions: Sequence[str] = PREDICTIONS
+) -> dict[str, float]:
+    """The accuracy of one model on the whole test set, from what clients that share it did on their own classes.
+
+    A client that is tested on the classes it holds sees all test samples of these, so the clients together see every class;
+    those that see the same class have the same predictions of it.
+
+    Args:
+        scores: The scores of all clients.
+        y: The labels of the whole test set.
+        predictions: The predictions that are meaningful for the method.
+
+    Returns:
+        `whole_head` and `whole_prototype`. One is left out where two clients disagree about a class, as they do where each
+        seeks the nearest prototype among classes of its own, and where no client holds some class.
+    """
+    board = scores if isinstance(scores, Board) else Board.of(dict(enumerate(scores)))
+    result, in_truth = {}, torch.bincount(y.cpu()).numpy()
+    for name in predictions:
+        confusions = board.by(name)
+        segments = sorted(set(zip(confusions.begin.tolist(), confusions.end.tolist(), strict=True)))
+        rows = np.concatenate([confusions.rows[begin:end] for begin, end in segments])
+        whole = Confusion(np.unique(rows, axis=0))  # what all agree in, once
+        true, _, count = whole.rows.T
+        if np.array_equal(np.bincount(true, count, len(in_truth)), in_truth):  # where two disagree there is more
+            result[f"whole_{name}"] = whole.correct / whole.samples
     return result

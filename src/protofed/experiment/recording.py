@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +15,13 @@ from .. import wire
 from ..data.types import FederatedData
 from ..evaluate.accuracy import QUALITIES
 from ..evaluate.confusion import PREDICTIONS
-from ..evaluate.embedding import EMBEDDING, POOLED
+from ..evaluate.embedding import EMBEDDING, POOLED, POOLED_SILHOUETTE
 from ..federation import Federation, Record
 from ..parts.attacks import Attackers
 from ..privacy.mechanism import mechanisms
 from ..registry import parse_part
 from ..results.folder import History
+from ..results.protocol import KEY, protocol_of
 from ..results.rows import FORMAT, LAST, ClientsRow, EvaluationRow, RoundRow
 from ..version import __version__
 from .settings import Settings
@@ -28,9 +30,10 @@ OF_CLIENTS = ("accuracy", *QUALITIES)  # measures of each client by itself
 MEASURES = (
     "accuracy",
     "silhouette",
-    *(f"{name}_" for name in ("weighted", "f1", "mae", "ensemble", "unseen", *QUALITIES, "worst", "decile")),
+    *(f"{name}_" for name in ("weighted", "f1", "mae", "ensemble", "unseen", "whole", *QUALITIES, "worst", "decile")),
     *EMBEDDING,
     *POOLED,
+    POOLED_SILHOUETTE,
     "attack_success",
 )
 MOST_CLIENTS = 1000  # whose accuracies a summary lists
@@ -187,6 +190,7 @@ def summarise(history: History, settings: Settings, federation: Federation) -> d
         "seed": settings.general.seed,
         "rounds": federation.round,
         "clients": len(federation.data.clients),
+        KEY: protocol_of(dataclasses.asdict(settings.general)),
         "failure": failure_of(rounds) or (None if rows else "no client could be evaluated in any round"),
         "last_round": {k: latest[k] for k in measures},
         "last_five": {k: sum(v) / len(v) for k in measures if (v := [r[k] for r in last if k in r])},

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
-from ..evaluate import Confusion, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
+from ..evaluate import Confusion, Drawn, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
 from ..models.base import Output
 from ..parts import Predict
 from ..wire import Bundle
@@ -46,7 +46,9 @@ class Evaluation:
     embedding: bool = False
     """Whether retrieval and few-shot accuracy of the embedding are measured."""
     pool: int = 0
-    """The number of clients whose scores include embeddings, for measures of all clients together."""
+    """The number of clients whose scores include embeddings, for retrieval among all clients together."""
+    drawn: int = 0
+    """The number of clients that give some embeddings to the silhouette of all clients together."""
     prototypes: bool = True
     """Whether predictions by prototype are scored, also where clients have to compute their prototypes for it."""
 
@@ -55,7 +57,7 @@ class Evaluation:
         """The number of clients of which something is measured beside their predictions: those with lower numbers."""
         if self.qualities or self.votes or self.embedding:
             return sys.maxsize
-        return max(self.silhouette, SNAPSHOT_CLIENTS if self.snapshot else 0)
+        return max(self.silhouette, self.drawn, SNAPSHOT_CLIENTS if self.snapshot else 0)
 
     def pictures(self, client: int) -> bool:
         """Whether a client's scores include embeddings and prototypes."""
@@ -114,6 +116,8 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
+    if client < options.drawn:
+        scores = replace(scores, drawn=_drawn(output.embedding, y, client, min(options.drawn, len(data.clients))))
     if client >= options.silhouette and not pictured:
         return scores
     z, y = _some(output.embedding, y, SHAPE_SAMPLES)
@@ -199,6 +203,14 @@ def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """At most so many embeddings with their classes, evenly spread over a set that may be sorted by class."""
     rows = torch.linspace(0, len(y) - 1, min(len(y), most), device=y.device).round().long()
     return z[rows], y[rows]
+
+
+def _drawn(z: Tensor, y: Tensor, client: int, clients: int) -> Drawn:
+    """The embeddings that a client gives to the silhouette of all together: one in as many as there are clients, each
+    another part, so that clients that share a model and a test set give no sample twice."""
+    z, y = _some(z, y, QUERIES)
+    rows = slice(client % len(y), None, clients)
+    return Drawn(z[rows].cpu().numpy(), y[rows].cpu().numpy())
 
 
 def _with_embedding(scores: Scores, visit: Visit, data: FederatedData, options: Evaluation) -> Scores:

@@ -17,7 +17,7 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Board, Scores, ensemble, pooled_measures, summarise
+from ..evaluate import Board, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
@@ -137,6 +137,7 @@ class Federation:
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
+        self.drawn = SHAPE_CLIENTS if silhouette else 0
         self.evaluated = frozenset(evaluated_rounds(rounds, evaluate_every, evaluate_last))
         self.embedding = embedding
         self.measured = rounds - evaluate_last  # after this round also what takes longer is measured
@@ -443,7 +444,7 @@ class Federation:
         record.snapshot = record.round in self.snapshot_rounds
         last = record.round > self.measured
         own = replace(self.evaluation, prototypes=last or self.evaluation.votes or self._prototypes_needed())
-        options = replace(own, snapshot=record.snapshot, qualities=last)
+        options = replace(own, snapshot=record.snapshot, qualities=last, drawn=self.drawn)
         if self.embedding and record.round == self.rounds:
             options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
         board = Board.of(self.engine.evaluate(downloads, options))
@@ -455,6 +456,8 @@ class Federation:
         architectures = [self.architectures[client] for client in board] if self.architectures else ()
         predictions = [prediction for prediction in self.predictions if board.by(prediction).present.all()]
         record.metrics = summarise(board, self.data.class_values, architectures, by, predictions)
+        record.metrics |= self._of_all_clients(board, predictions)
+        board = board.without("drawn")
         if options.embedding:
             record.metrics |= pooled_measures([s.pool for s in board.values() if s.pool is not None])
             board = board.without("pool")
@@ -483,6 +486,14 @@ class Federation:
         after the last rounds, whose figures are the run's.
         """
         return self.method.predict.by == "prototype" or self.exchange.prototypes
+
+    def _of_all_clients(self, board: Board, predictions: Sequence[str]) -> dict[str, float]:
+        """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""
+        measures = pooled_silhouette([d["drawn"] for d in board.details.values() if "drawn" in d])
+        personal = self.exchange.keeps_model or self.method.predict.tuning or self.mixed or not self._shared_weights()
+        if personal or self.data.central_test is None:
+            return measures
+        return measures | whole_set(board, self.data.central_test.labels, predictions)
 
     def _unseen(self, downloads: Downloads, options: Evaluation, predictions: Sequence[str]) -> dict[str, float]:
         """The clients' mean accuracies on the domain that no client holds."""

@@ -17,7 +17,7 @@ import torch
 
 from .. import disk
 from ..errors import ProtofedError
-from ..evaluate import Confusion, Pool, Scores, Snapshot
+from ..evaluate import Confusion, Drawn, Pool, Scores, Snapshot
 from ..evaluate.accuracy import QUALITIES
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.embedding import EMBEDDING
@@ -157,7 +157,7 @@ def bundle_of(scores: Scores) -> Bundle:
     """Scores as a bundle, for a message."""
     arrays = {"head": scores.by_head.rows, "votes": scores.votes}
     arrays["prototype"] = None if scores.by_prototype is None else scores.by_prototype.rows
-    for name, part in (("snapshot", scores.snapshot), ("pool", scores.pool)):
+    for name, part in (("snapshot", scores.snapshot), ("pool", scores.pool), ("drawn", scores.drawn)):
         if part is not None:
             arrays |= {f"{name}.{f.name}": getattr(part, f.name) for f in dataclasses.fields(part)}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items() if a is not None}
@@ -169,9 +169,9 @@ def scores_of(bundle: Bundle, source: str) -> Scores:
     """The scores in a bundle."""
     try:
         arrays = {name: value.numpy() for name, value in bundle.tensors.items()}
-        snapshot, pool = (
+        snapshot, pool, drawn = (
             {n.removeprefix(part): a for n, a in arrays.items() if n.startswith(part)}
-            for part in ("snapshot.", "pool.")
+            for part in ("snapshot.", "pool.", "drawn.")
         )
         for name in ("head", "prototype"):
             if name in arrays and (arrays[name].ndim != 2 or arrays[name].shape[1] != 3):
@@ -188,6 +188,7 @@ def scores_of(bundle: Bundle, source: str) -> Scores:
             Snapshot(**snapshot) if snapshot else None,
             measures,
             Pool(**pool) if pool else None,
+            Drawn(**drawn) if drawn else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"{source}: not an evaluation ({error})") from None

@@ -137,7 +137,7 @@ def curves_of(folder: StoredResults) -> list[Content]:
         charts.append({"key": key, "group": group, "title": title, "unit": "%" if share else "", "series": series})
     loss = [curve(v.label, (run.rounds for run in v.runs), number_of("loss")) for v in folder.variants]
     charts.append({"key": "loss", "group": "loss", "title": "training loss", "unit": "", "series": loss})
-    silhouettes = sorted(key for key in measured if key.startswith("silhouette"))
+    silhouettes = sorted(key for key in measured if key.startswith(("silhouette", "pooled_silhouette")))
     for key in silhouettes:
         series = [curve(v.label, (run.metrics for run in v.runs), number_of(key)) for v in folder.variants]
         title = key.replace("_", " ")

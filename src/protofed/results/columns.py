@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ..errors import ProtofedError, unknown
 from ..evaluate.confusion import PREDICTIONS
-from ..evaluate.embedding import EMBEDDING, POOLED
+from ..evaluate.embedding import EMBEDDING, POOLED, POOLED_SILHOUETTE
 from .rows import DIRECTIONS, FIGURE
 
 LOCAL = "local"  # the method without federation, which others must beat
@@ -141,6 +141,7 @@ MEASURES = {
     "mae": "MAE ",
     "ensemble": "ensemble ",
     "unseen": "unseen ",
+    "whole": "whole test set ",
     "balanced": "balanced ",
     "auroc": "AUROC ",
     "ece": "calibration error ",
@@ -155,6 +156,7 @@ SILHOUETTE = "silhouette"  # of the embedding space, from −1 to 1
 SINGLE = {
     OWN: Column(OWN, OWN, 100, better="higher"),
     SILHOUETTE: Column(SILHOUETTE, SILHOUETTE, 1, 3, better="higher"),
+    POOLED_SILHOUETTE: Column(POOLED_SILHOUETTE, "pooled silhouette", 1, 3, better="higher"),
     EPSILON: Column(EPSILON, "ε", deviation=False),
     **{name: Column(name, _embedding_title(name), 100, better="higher") for name in (*EMBEDDING, *POOLED)},
 }

@@ -1,4 +1,4 @@
-"""The lines under a table: what was tested, what failed, what was dropped, and what privacy was kept."""
+"""The lines under a table: how clients were scored, what was tested, what failed or was dropped, what privacy was kept."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from .columns import LOCAL, OWN, Column, Row, chosen_columns, own_predictions_differ
 from .gains import values_by_seed
+from .protocol import protocol_notes
 from .significance import significance
 from .verdict import gain_notes
 
 
 def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str]:
-    """The lines under a table: verdicts, significance, failures, dropped clients, and what was not measured."""
+    """The lines under a table: protocol, verdicts, significance, failures, dropped clients, and what was not measured."""
     chosen = chosen_columns(rows, columns)
-    lines = [*gain_notes(rows, chosen, by_default=not columns), *significance(rows, columns)]
+    lines = [*protocol_notes(rows), *gain_notes(rows, chosen, by_default=not columns), *significance(rows, columns)]
     most = max((len(row.usable) + len(row.reasons()) for row in rows), default=0)
     incomplete = [
         f"{row.label} ({len(row.usable)} of {most})"

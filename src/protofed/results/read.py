@@ -20,6 +20,7 @@ from .archive import ArchivedRun, is_archive, read_archive, read_summaries
 from .columns import Row
 from .comparison import ComparisonFolder, ComparisonRecord, failures_of
 from .folder import COMPARISON, SETTINGS, check_is_run, parse_settings, read_settings
+from .protocol import with_protocol
 from .rows import (
     CLIENTS,
     EVALUATIONS,
@@ -278,14 +279,16 @@ def read_rows(path: Path) -> tuple[list[Row], list[str] | None]:
     stored = read_summaries(path) if is_archive(path) else None
     rows = []
     for variant in record.variants:
-        runs = []
+        summaries = []
         for seed in record.seeds:
             file = path / variant.cell(seed) / SUMMARY
+            summary = None
             if stored is not None and variant.cell(seed) in stored:
-                runs.append(reader.checked_summary(file, stored[variant.cell(seed)]))
+                summary = reader.checked_summary(file, stored[variant.cell(seed)])
             elif file.is_file():
-                runs.append(reader.summary(file))
-        summaries = [run for run in runs if run is not None]
+                summary = reader.summary(file)
+            if summary is not None:
+                summaries.append(with_protocol(summary, record.settings.get(variant.cell(seed), {})))
         failed = failures_of(variant, record.seeds, failures)
         rows.append(Row(variant.label, variant.method, variant.settings, summaries, failed))
     if not any(row.runs for row in rows):

@@ -13,6 +13,7 @@ from .columns import Row
 from .confusions import By, Confusions, parse_confusions, read_confusions
 from .folder import CONFUSIONS
 from .lock import is_held
+from .protocol import with_protocol
 from .rows import LAST, JsonRow, number
 
 State = Literal["finished", "under way", "interrupted"]
@@ -85,12 +86,15 @@ class Run:
 
     @cached_property
     def whole_summary(self) -> JsonRow | None:
-        """The summary with the clients' accuracies and names, which early ones lack and other files have."""
-        if self.summary is None or not self.clients:
-            return self.summary
+        """The summary with protocol, clients' accuracies and names, which early ones lack and other files have."""
+        if self.summary is None:
+            return None
+        summary = with_protocol(self.summary, self.settings)
+        if not self.clients:
+            return summary
         per_client = self.summary.get("per_client") or _per_client(self.clients)
         names = self.client_names(len(self.clients[-1]["samples"]))
-        return {**self.summary, "per_client": per_client, "client_names": names}
+        return {**summary, "per_client": per_client, "client_names": names}
 
     @property
     def last(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ... import methods
 from ...disk import write_atomically
@@ -52,14 +51,15 @@ def _preset_section(preset: Preset, results: Path) -> str:
     if preset.file.counted:
         return f"Counted, not trained: {command}.\n\n" + run_plan(plan(preset.name)).markdown(4)
     reproduction, sources = Reproduction.empty(preset), []
-    entries = _entries(preset)
+    entries = row_entries(preset)
     for column in preset.file.columns:
         size, folders = measured_in(preset, column, results)
         if not folders:
             continue
         rows_of = {folder: read_rows(folder)[0] for folder in folders}
         rows = [row for part in rows_of.values() for row in part]
-        lines = [Row(label, label, {}, _runs_of_row(label, entries[label], rows)) for label in preset.labels]
+        found = {label: matching_row(label, entries[label], rows) for label in preset.labels}
+        lines = [Row(label, label, {}, row.runs if row else ()) for label, row in found.items()]
         reproduction = reproduction.with_column(column, preset.heading(column, size), lines)
         sources += [f"- {column}: {_provenance(folder, part, results)}" for folder, part in rows_of.items()]
     if not reproduction.columns:
@@ -93,7 +93,7 @@ def folder_name(name: str, size: Size) -> str:
     return f"{name.replace('/', '-')}-{size}"
 
 
-def _entries(preset: Preset) -> dict[str, list[Variant]]:
+def row_entries(preset: Preset) -> dict[str, list[Variant]]:
     """By label, the row as an entry of a comparison, at the paper's size and at the laptop's."""
     entries: dict[str, list[Variant]] = {label: [] for label in preset.labels}
     for row in dict.fromkeys([*preset.rows("paper"), *preset.rows("laptop")]):
@@ -102,11 +102,20 @@ def _entries(preset: Preset) -> dict[str, list[Variant]]:
     return entries
 
 
-def _runs_of_row(label: str, entries: Sequence[Variant], rows: Sequence[Row]) -> Sequence[Mapping[str, Any]]:
-    """The runs of the row with the same label, else of the same method with the same settings of its own."""
+def matching_row(label: str, entries: Sequence[Variant], rows: Sequence[Row]) -> Row | None:
+    """The row with the same label, else the one of the same method with the same settings of its own.
+
+    Args:
+        label: The label of a preset's row.
+        entries: The same row as an entry of a comparison, as `row_entries` gives it.
+        rows: The rows that were measured.
+
+    Returns:
+        The row; None where it was not measured.
+    """
     same = [row for row in rows if row.label == label]
     same += [row for e in entries for row in rows if row.method == e.method and dict(row.settings) == e.settings]
-    return same[0].runs if same else ()
+    return same[0] if same else None
 
 
 def _provenance(folder: Path, rows: Sequence[Row], results: Path) -> str:

@@ -2,8 +2,9 @@
 
 A preset is `presets/PAPER/TABLE.toml`: rows (entries as `compare` takes them), columns (groups of settings), the paper's
 numbers, and what differs between its two sizes, `laptop` and `paper`. What the tables of a paper share is in its
-`common.toml`: settings, and groups of them that columns `use`. A table that is counted and not trained has `counted = true`,
-and its arithmetic stands in a module of the same name beside it, `presets/PAPER/TABLE.py`.
+`common.toml`: settings, groups of them that columns `use`, and rows that stand `beside` those of every table. A table that
+is counted and not trained has `counted = true`, and its arithmetic stands in a module of the same name beside it,
+`presets/PAPER/TABLE.py`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ SERVER = "measures."  # prefix of the name of a number that the server keeps: `m
 
 Size = Literal["laptop", "paper"]
 SIZES: tuple[Size, Size] = ("laptop", "paper")
+Numbers = dict[str, tuple[int | float | str, ...]]
 FileModel = TypeVar("FileModel", bound=pydantic.BaseModel)
 
 
@@ -69,6 +71,13 @@ class Common(Group):
     """What the tables of one paper share."""
 
     groups: dict[str, DataGroup] = {}
+    notes: tuple[str, ...] = ()
+    """What is said under every table that is not counted."""
+    beside: tuple[str, ...] = ()
+    """Rows that stand in every table that is not counted, after its own: what a method is compared with, whatever its paper
+    has. A table that has a row of that label keeps its own."""
+    laptop_beside: tuple[str, ...] = ()
+    """The rows that replace `beside` at laptop size, under the same labels."""
 
 
 class TableFile(Group):
@@ -86,8 +95,32 @@ class TableFile(Group):
     """The columns at laptop size, where all would take too long or their data is rare; `--only` takes any."""
     seeds: dict[Size, int] = {"laptop": 1, "paper": 3}
     columns: dict[str, TableColumn]
-    numbers: dict[str, dict[str, tuple[int | float | str, ...]]]
-    """The paper's numbers by measure and row, one for each column: `92.1`, `"92.1 ± 0.3"`, or `"–"` where it has none."""
+    numbers: dict[str, Numbers]
+    """The paper's numbers by measure and row, one for each column: `92.1`, `"92.1 ± 0.3"`, or `"–"` where it has none. Where
+    two measures of ours stand for one of the paper's, the second names the first: `best_accuracy = "accuracy"`."""
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _named(cls, content: Any) -> Any:
+        """The content with the numbers in place of the name of a measure that has them."""
+        numbers = content.get("numbers")
+        if not isinstance(numbers, Mapping):
+            return content
+        named = {key: numbers.get(value, value) if isinstance(value, str) else value for key, value in numbers.items()}
+        return {**content, "numbers": named}
+
+    def with_beside(self, common: Common) -> TableFile:
+        """This table with the rows and the notes that all tables of the paper have."""
+        if self.counted:
+            return self
+        own = {row_label(row) for row in self.rows}
+        beside, laptop = (
+            tuple(row for row in rows if row_label(row) not in own) for rows in (common.beside, common.laptop_beside)
+        )
+        rows = self.laptop_rows or self.rows
+        laptop_rows = (*rows, *(laptop or beside)) if self.laptop_rows or laptop else ()
+        update = {"rows": (*self.rows, *beside), "laptop_rows": laptop_rows, "notes": (*self.notes, *common.notes)}
+        return self.model_copy(update=update)
 
 
 @dataclass(frozen=True)
@@ -177,7 +210,7 @@ def read_preset(file: Path, name: str) -> Preset:
     """
     shared = file.with_name(f"{COMMON}.toml")
     common = _parse_file(Common, shared) if shared.is_file() else Common()
-    preset = Preset(name, _parse_file(TableFile, file), common)
+    preset = Preset(name, _parse_file(TableFile, file).with_beside(common), common)
     problem = next(_problems(preset, file), None)
     if problem is not None:
         raise ProtofedError(f"{file}: {problem}")

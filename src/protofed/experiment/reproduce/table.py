@@ -10,6 +10,7 @@ from typing import Any
 
 from ...results.columns import Row
 from ...results.notes import losses_of
+from ...results.protocol import protocol_notes
 from ...results.tables import MISSING, mean_and_deviation, setting_text
 from ..settings import Settings, combine
 from .planning import column_grid
@@ -30,6 +31,8 @@ class Reproduction:
     """The runs that failed, and the clients that were dropped."""
     failed: tuple[str, ...] = ()
     """The runs that failed, as `COLUMN/CELL`."""
+    protocols: tuple[tuple[str, str], ...] = ()
+    """The heading of each column, and how its clients were scored."""
 
     @classmethod
     def empty(cls, preset: Preset) -> Reproduction:
@@ -61,7 +64,16 @@ class Reproduction:
             values,
             (*self.notes, *notes),
             (*self.failed, *failed),
+            (*self.protocols, *((heading, note) for note in protocol_notes(lines))),
         )
+
+    def below(self) -> list[str]:
+        """The lines under the tables: how clients were scored, in which columns where these differ, and what was lost."""
+        said: dict[str, list[str]] = {}
+        for heading, note in self.protocols:
+            said.setdefault(note, []).append(heading)
+        one = len(said) == 1
+        return [*(note if one else f"{', '.join(headings)}: {note}" for note, headings in said.items()), *self.notes]
 
     def tables(self) -> list[tuple[str, list[list[str]]]]:
         """The tables: for each measure its title and its lines, the first of which is the header."""
@@ -82,7 +94,7 @@ class Reproduction:
         for title, (header, *lines) in self.tables():
             table = markdown_table(header, lines, align="---:")
             parts.append(f"{'#' * level} {title}\n\n{table}\n")
-        parts += [f"{note}\n" for note in self.notes]
+        parts += [f"{note[:1].upper()}{note[1:]}.\n" for note in self.below()]
         return "\n".join(parts)
 
 

@@ -1,0 +1,108 @@
+"""The page of claims: every claim of the papers in a table, with our test, its effect and the verdict, from files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...disk import write_atomically
+from ...errors import ProtofedError
+from ...results.gains import gain_text
+from ..reproduce.table import markdown_table
+from .claim import CLAIMS, PAPERS, Claim, load_claims
+from .evidence import Evidence
+from .verdict import Finding, Verdict, verdict_of
+
+VERDICTS: tuple[Verdict, ...] = (
+    "holds",
+    "holds in part",
+    "only against a weaker baseline",
+    "does not hold here",
+    "not measured yet",
+    "cannot be tested here",
+)
+HEAD = CLAIMS / "head.md"  # what the page says before its tables
+
+
+def claims_page(results: Path) -> str:
+    """Write the page in Markdown.
+
+    Args:
+        results: The folder of results.
+
+    Returns:
+        The text: the rule, how many claims have which verdict, and a table for each paper.
+    """
+    evidence = Evidence(results)
+    judged = {
+        paper: [(claim, found, verdict_of(found, claim.cannot)) for claim, found in _found(paper, evidence)]
+        for paper in PAPERS
+    }
+    overview = [
+        [PAPERS[paper], *(str(sum(v == verdict for _, _, v in lines)) for verdict in VERDICTS), str(len(lines))]
+        for paper, lines in judged.items()
+    ]
+    sums = [str(sum(int(line[k]) for line in overview)) for k in range(1, len(VERDICTS) + 2)]
+    table = markdown_table(["", *VERDICTS, "claims"], [*overview, ["all", *sums]], align="---:")
+    parts = [f"{HEAD.read_text(encoding='utf-8')}\n{table}\n"]
+    for paper, lines in judged.items():
+        cells = [
+            [claim.id, claim.claim, claim.where, _tests(claim, found), f"**{verdict}**"]
+            for claim, found, verdict in lines
+        ]
+        text = markdown_table(["", "claim", "where", "our test: effect", "verdict"], cells)
+        folders = dict.fromkeys(folder for claim, _, _ in lines for folder in evidence.folders(claim))
+        settings = "".join(f"- {evidence.setting(folder)}\n" for folder in folders)
+        measured = f"\nMeasured in:\n\n{settings}" if folders else ""
+        parts.append(f"## {PAPERS[paper]}\n\n{text}\n{measured}")
+    return "\n".join(parts)
+
+
+def write_claims(results: Path, out: Path) -> None:
+    """Write the page to a file."""
+    if not results.is_dir():
+        raise ProtofedError(f"{results}: no such folder of results")
+    try:
+        write_atomically(out, claims_page(results).encode())
+    except OSError as error:
+        raise ProtofedError(f"--out {out}: cannot be written ({error.strerror})") from None
+
+
+def _found(paper: str, evidence: Evidence) -> list[tuple[Claim, list[Finding]]]:
+    return [(claim, evidence.findings(claim)) for claim in load_claims(paper)]
+
+
+def _tests(claim: Claim, findings: Sequence[Finding]) -> str:
+    """The cell of a claim's comparisons: by what they are of, each difference with its interval; then commands and note."""
+    if claim.cannot:
+        return claim.cannot
+    lines: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.measured:
+            lines.setdefault(f"{finding.heading} (`{finding.source}`)", []).append(_effect(finding))
+    texts = [f"{heading}: {'; '.join(effects)}" for heading, effects in lines.items()]
+    missing: dict[str, list[str]] = {}
+    for finding in findings:
+        if not finding.measured:
+            missing.setdefault(finding.heading, []).append(f"{finding.better} − {finding.worse}{_few(finding)}")
+    if missing:
+        what = "; ".join(f"{heading}: {', '.join(pairs)}" for heading, pairs in missing.items())
+        commands = dict.fromkeys(f"`{f.command}`" for f in findings if f.command and not f.measured)
+        texts.append(f"not measured ({', '.join(commands)}): {what}" if commands else f"not measured: {what}")
+    if claim.note:
+        texts.append(f"*{claim.note}*")
+    return "<br>".join(texts)
+
+
+def _few(finding: Finding) -> str:
+    return f" ({finding.seeds} seed{'s' if finding.seeds > 1 else ''} only)" if finding.seeds else ""
+
+
+def _effect(finding: Finding) -> str:
+    assert finding.gain is not None
+    mark = " ‡" if finding.stronger else ""
+    bound = f" (asked: within {finding.within:g})" if finding.within is not None else ""
+    bound = bound or (f" (asked: above {finding.least:g})" if finding.least else "")
+    half = None if finding.counted else finding.gain.half
+    effect = gain_text(finding.gain.mean, half, finding.gain.column.digits)
+    return f"{finding.better} − {finding.worse}{mark} {effect}{bound}"
