@@ -17,7 +17,7 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Board, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
+from ..evaluate import Board, Scores, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
