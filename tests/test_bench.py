@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from protofed import ProtofedError
-from protofed.bench import NAMES, measure, run_bench
+from protofed.bench import NAMES, evaluation, measure, run_bench
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
 from protofed.bench.limit import Merged, batches, in_layout, layouts
@@ -119,7 +120,7 @@ def test_bad_input_is_named_before_anything_is_measured(given, message, tmp_path
 
 def test_names():
     assert measure.ENGINES == ("loop", "stack", "workers", "auto")
-    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup")
+    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup", "evaluation")
 
 
 # --- the contenders do the same work ----------------------------------------------------------------------------------
@@ -262,3 +263,24 @@ def test_one_that_dies_leaves_the_field():
         field.add("broken", {"kind": "no such kind"})
         assert field.turn() == {}
     assert field.skipped == {"broken": "KeyError: 'no such kind'"}
+
+
+# --- evaluation ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_an_evaluation_is_measured_beside_its_training_and_beside_a_checkout(monkeypatch):
+    cases = [case for case in evaluation.CASES if case.name in ("shared, last rounds", "many")]
+    monkeypatch.setattr(evaluation, "CASES", cases)
+    checkout = Path(__file__).parents[1]
+    result = measure.measure(["evaluation"], repeats=1, quick=True, beside=checkout)["workloads"]["evaluation"]
+    compared, alone = result["rows"].values()
+    assert compared["equal"] and compared["speed_best"] > 0 and alone["share"] > 0
+    assert set(compared[evaluation.THIS_CODE]) == {"training", "evaluation", "evaluation_cpu"}
+    assert [goal["what"] for goal in result["goals"]] == ["many: evaluation of a training round"]
+    assert "equal to the last bit" in evaluation.table(result)[2][-1]
+
+
+def test_figures_that_differ_are_seen():
+    one = {"metrics": {"accuracy": 0.5, "worst": 0.1}, "confusions": {"head": "a"}}
+    assert evaluation._equal(one, {"metrics": {"accuracy": 0.5}, "confusions": {"head": "a", "prototype": "b"}})
+    assert not evaluation._equal(one, {"metrics": {"accuracy": 0.5000001}, "confusions": {}})
+    assert not evaluation._equal(one, {"metrics": {}, "confusions": {"head": "b"}})
