@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from protofed import ProtofedError, models
-from protofed.bench import NAMES, measure, run_bench
+from protofed.bench import NAMES, evaluation, measure, run_bench
 from protofed.bench.beside import OTHER_CODE, THIS_CODE, beside_markdown, compared
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
@@ -321,3 +322,24 @@ def test_the_processors_time_of_a_process_and_its_children():
         pass
     assert tree_seconds(os.getpid()) > before or not before  # there is no /proc
     assert tree_seconds(2**22 + 1) == 0.0
+
+
+# --- evaluation ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_an_evaluation_is_measured_beside_its_training_and_beside_a_checkout(monkeypatch):
+    cases = [case for case in evaluation.CASES if case.name in ("shared, last rounds", "many")]
+    monkeypatch.setattr(evaluation, "CASES", cases)
+    checkout = Path(__file__).parents[1]
+    result = measure.measure(["evaluation"], repeats=1, quick=True, beside=checkout)["workloads"]["evaluation"]
+    compared, alone = result["rows"].values()
+    assert compared["equal"] and compared["speed_best"] > 0 and alone["share"] > 0
+    assert set(compared[evaluation.THIS_CODE]) == {"training", "evaluation", "evaluation_cpu"}
+    assert [goal["what"] for goal in result["goals"]] == ["many: evaluation of a training round"]
+    assert "equal to the last bit" in evaluation.table(result)[2][-1]
+
+
+def test_figures_that_differ_are_seen():
+    one = {"metrics": {"accuracy": 0.5, "worst": 0.1}, "confusions": {"head": "a"}}
+    assert evaluation._equal(one, {"metrics": {"accuracy": 0.5}, "confusions": {"head": "a", "prototype": "b"}})
+    assert not evaluation._equal(one, {"metrics": {"accuracy": 0.5000001}, "confusions": {}})
+    assert not evaluation._equal(one, {"metrics": {}, "confusions": {"head": "b"}})

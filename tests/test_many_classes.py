@@ -10,7 +10,7 @@ from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.guard import norms_of
 from protofed.federation.local import ClientState
-from protofed.federation.workers import SharedStates
+from protofed.federation.shared import SharedStates
 from protofed.parts import Mean, Running, Upload
 from protofed.pieces import in_pieces, on_cores
 from protofed.wire import Bundle, WireError

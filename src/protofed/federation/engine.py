@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import seeds, wire
 from ..bank import PrototypeBank
-from ..data.types import ClientData, FederatedData, Samples
+from ..data.types import ClientData, FederatedData
 from ..errors import ProtofedError
 from ..evaluate import Board, Confusion, Confusions, Scores
 from ..methods.base import Method
@@ -29,6 +29,7 @@ from . import judge
 from .batches import Task, every_sample
 from .judge import Evaluation, SampleSet, samples_of
 from .local import ClientState, MemoryStates, Outcome, train_client, trained_client, with_memory
+from .visits import LoadedModel, PlainVisit
 
 SERVER = -1  # the server's number among the random streams
 DECODED = 2  # how many decoded messages are kept; most often all clients are sent the same one
@@ -484,62 +485,3 @@ def on_device(value: Any, device: torch.device | str, copied: bool = False) -> A
     """A tree of tensors on a device; with `copied`, every tensor is a copy."""
     move: Callable[[Any], Any] = lambda v: v.to(device, copy=copied) if isinstance(v, Tensor) else v  # noqa: E731
     return torch.utils._pytree.tree_map(move, value)
-
-
-def no_bank(client: int) -> None:
-    """No prototypes, for a client whose training has kept none under the model that is loaded."""
-
-
-@dataclass
-class LoadedModel:
-    """The model in a skeleton, as a function of sets of samples.
-
-    With `whole`, the central test set is run once for all clients that need rows of it.
-    """
-
-    skeleton: Skeleton
-    data: FederatedData
-    whole: bool
-    central: Output | None = field(default=None)
-    last: tuple[Samples, Output] | None = field(default=None)
-
-    def outputs(self, samples: Samples) -> Output:
-        """Embeddings and logits of samples. The last ones are kept, for another client with the same samples."""
-        if self.last is None or self.last[0].x is not samples.x or self.last[0].index is not samples.index:
-            self.last = samples, self._run(samples)
-        return self.last[1]
-
-    def _run(self, samples: Samples) -> Output:
-        test = self.data.central_test
-        if not self.whole or test is None or samples.x is not test.x:
-            return self.skeleton.outputs(samples.take()[0])
-        if self.central is None:
-            self.central = self.skeleton.outputs(samples.x)
-        return Output(*(t[samples.index] for t in self.central))
-
-
-@dataclass
-class PlainVisit:
-    """One client whose model is loaded. `kept_bank` gives its prototypes where training has computed them under this
-    model."""
-
-    client: int
-    received: Bundle
-    model: LoadedModel
-    kept_bank: Callable[[int], PrototypeBank | None] = no_bank
-
-    def outputs(self, samples: SampleSet) -> Output:
-        """Embeddings and logits of one of the client's sets of samples."""
-        return self.model.outputs(samples_of(self.model.data, self.client, samples))
-
-    @cached_property
-    def _own_bank(self) -> PrototypeBank:
-        bank = self.kept_bank(self.client)
-        if bank is not None:
-            return bank
-        z, y = self.outputs("labelled").embedding, samples_of(self.model.data, self.client, "labelled").labels
-        return PrototypeBank.from_embeddings(z, y, self.model.data.num_classes)
-
-    def own_bank(self) -> PrototypeBank:
-        """The prototypes of the client's labelled samples, computed at most once."""
-        return self._own_bank
