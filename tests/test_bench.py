@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from protofed import ProtofedError
-from protofed.bench import NAMES, measure, run_bench
+from protofed.bench import NAMES, measure, run_bench, server_case, servers
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
 from protofed.bench.limit import Merged, batches, in_layout, layouts
@@ -119,7 +119,22 @@ def test_bad_input_is_named_before_anything_is_measured(given, message, tmp_path
 
 def test_names():
     assert measure.ENGINES == ("loop", "stack", "workers", "auto")
-    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup")
+    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "servers", "many", "startup")
+
+
+def test_a_server_case_counts_what_would_travel():
+    """In this process: everyone's prototypes go down to everyone, and what the engine does is not the server's."""
+    case = next(c for c in servers.CASES if c.label == "FedAPA, 100 clients").quick()
+    answer = server_case.main(case.spec | {"settings": {"engine": "loop"}})
+    first, second = answer["rounds"]
+    assert first["down"] < second["down"] and second["down"] > 4 * 4 * 4 * 12 * 8  # four clients, four banks of float32
+    for entry in answer["rounds"]:
+        seconds = entry["seconds"]
+        assert seconds["server"] + seconds["engine"] == pytest.approx(seconds["round"])
+        assert seconds["downloads"] + seconds["update"] <= seconds["server"]
+    row = {"label": "a", "measured": "server", "skipped": {}, "this": servers._summary([answer], "server")}
+    header, rows, _ = servers.table({"rows": [row, {**row, "other": row["this"]}]})
+    assert len(header) == len(rows[0]) == len(rows[1]) and rows[1][-2:] == ["1.00", "1.00"]
 
 
 # --- the contenders do the same work ----------------------------------------------------------------------------------
