@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,11 @@ def _case(label: str, kind: str, method: str, measured: str, compared: bool = Tr
     return ServerCase(label, spec | {"settings": engine | sizes.get("settings", {})}, measured, compared)
 
 
-APA = {"classes": 21, "dim": 256, "held": 21, "rounds": 2}
-TGP = {"clients": 20, "dim": 512, "samples": 200, "rounds": 2, "settings": {"server_epochs": 2}}
-WIDE = {"clients": 80, "dim": 256, "samples": 200, "rounds": 3}
-PAGR = WIDE | {"dim": 64, "rounds": 2, "settings": {"projection": "consensus"}}
-SMALL = {"clients": 20, "samples": 100, "rounds": 4, "classes": 10, "dim": 64}
+APA: dict[str, Any] = {"classes": 21, "dim": 256, "held": 21, "rounds": 2}
+TGP: dict[str, Any] = {"clients": 20, "dim": 512, "samples": 200, "rounds": 2, "settings": {"server_epochs": 2}}
+WIDE: dict[str, Any] = {"clients": 80, "dim": 256, "samples": 200, "rounds": 3}
+PAGR: dict[str, Any] = WIDE | {"dim": 64, "rounds": 2, "settings": {"projection": "consensus"}}
+SMALL: dict[str, Any] = {"clients": 20, "samples": 100, "rounds": 4, "classes": 10, "dim": 64}
 CLASSES = (10, 100, 1000, 10_000)
 
 CASES: tuple[ServerCase, ...] = (
@@ -142,7 +142,7 @@ def _summary(answers: list[dict[str, Any]], measured: str) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]], list[str]]:
+def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[str]]:
     """The header, the rows and the notes of the table."""
     compared = any(OTHER in row for row in result["rows"])
     header = ["case", "part", "s", "processor s", "MB down", "MiB peak"]
