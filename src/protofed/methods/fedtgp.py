@@ -21,7 +21,7 @@ from .checks import at_least_one, not_negative
 from .client import Network, Terms
 from .server import Setup, State, state
 
-CLASSES, ROWS = 50, 256  # of a piece of the server's network
+CLASSES, ROWS = 250, 256  # of a piece of the server's network
 
 
 @state
