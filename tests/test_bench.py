@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from protofed import ProtofedError, models
-from protofed.bench import NAMES, evaluation, measure, run_bench
+from protofed.bench import NAMES, evaluation, measure, run_bench, server_case, servers
 from protofed.bench.beside import OTHER_CODE, THIS_CODE, beside_markdown, compared
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
@@ -128,6 +128,21 @@ def test_names():
         *("cnn28", "cifar-cohort", "cifar-cohort-pfl", "resnet18", "mlp-digits"),
         *("server", "servers", "many", "startup", "evaluation", "around"),
     ) == NAMES
+
+
+def test_a_server_case_counts_what_would_travel():
+    """In this process: everyone's prototypes go down to everyone, and what the engine does is not the server's."""
+    case = next(c for c in servers.CASES if c.label == "FedAPA, 100 clients").quick()
+    answer = server_case.main(case.spec | {"settings": {"engine": "loop"}})
+    first, second = answer["rounds"]
+    assert first["down"] < second["down"] and second["down"] > 4 * 4 * 4 * 12 * 8  # four clients, four banks of float32
+    for entry in answer["rounds"]:
+        seconds = entry["seconds"]
+        assert seconds["server"] + seconds["engine"] == pytest.approx(seconds["round"])
+        assert seconds["downloads"] + seconds["update"] <= seconds["server"]
+    row = {"label": "a", "measured": "server", "skipped": {}, "this": servers._summary([answer], "server")}
+    header, rows, _ = servers.table({"rows": [row, {**row, "other": row["this"]}]})
+    assert len(header) == len(rows[0]) == len(rows[1]) and rows[1][-2:] == ["1.00", "1.00"]
 
 
 # --- the contenders do the same work ----------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_class_means_of_many_classes_equal_a_loop(weighted):
 
 def test_a_large_upload_stays_the_rows_that_were_sent():
     banks = [bank(k, held=5 + k % 2) for k in range(4)]
-    decoded = wire.decode_each([message(b) for b in banks], list("abcd"), EXPECTED, sparse=True)
+    decoded = wire.decode_each([message(b) for b in banks], list("abcd"), EXPECTED, {"bank"})
     for b, bundle in zip(banks, decoded, strict=True):
         sparse = bundle.bank
         assert isinstance(sparse, SparseBank) and sparse.row_means.numel() == D * int(b.known.sum())
@@ -82,7 +82,7 @@ def test_a_large_upload_is_checked(spoil, words):
         place = bytes(text).index(wrong.counts[wrong.known].numpy().tobytes())
         text[place : place + 4] = torch.tensor([-1.0]).numpy().tobytes()
     for others in ([], [message(bank(2))]):
-        decoded = wire.decode_each([bytes(text), *others], ["bad", "good"][: 1 + len(others)], EXPECTED, sparse=True)
+        decoded = wire.decode_each([bytes(text), *others], ["bad", "good"][: 1 + len(others)], EXPECTED, {"bank"})
         assert isinstance(decoded[0], WireError) and decoded[0].args[0].startswith("bad")
         with pytest.raises(WireError, match=words):
             raise decoded[0]

@@ -122,7 +122,8 @@ def main(spec: dict[str, Any]) -> dict[str, Any]:
         uploads = uploads_of(federation, spec)
         size = len(uploads)
         train = lambda downloads: ((c, Outcome(uploads[c % size], {"ce": 1.0})) for c in downloads.clients)  # noqa: E731
-    federation.engine.train = lambda downloads: watch.iterated(iter(train(downloads)), "engine")
+    engine: Any = federation.engine
+    engine.train = lambda downloads: watch.iterated(iter(train(downloads)), "engine")
     before, peak = tree_memory(), [0]
 
     def look() -> None:

@@ -361,7 +361,8 @@ class Federation:
             clients = [c for c in messages if self.engine.owner[c] == architecture]
             sources = [self.name_of(c) for c in clients]
             shapes = replace(expected, shapes_only=True) if self.filters else expected
-            decoded = wire.decode_each([messages[c] for c in clients], sources, shapes, sparse=not self.filters)
+            summed = () if self.filters else self.rule.summed
+            decoded = wire.decode_each([messages[c] for c in clients], sources, shapes, summed)
             contents |= dict(zip(clients, decoded, strict=True))
         uploads = []
         for client, message in messages.items():

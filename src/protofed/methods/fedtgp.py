@@ -21,7 +21,7 @@ from .checks import at_least_one, not_negative
 from .client import Network, Terms
 from .server import Setup, State, state
 
-CLASSES, ROWS = 50, 128  # of a piece of the server's network
+CLASSES, ROWS = 250, 256  # of a piece of the server's network
 
 
 @state
@@ -171,7 +171,11 @@ class Generator:
         pull = (member - (raised - distance).softmax(-1)).div_(distance).masked_fill_(square <= TINY, 0.0).div_(len(z))
         pulls = zip(self.pieces, pull.split(CLASSES, dim=1), strict=True)
         steps = in_pieces(lambda pair: self._backward(*pair, z), list(pulls))
-        in_pieces(self._change, self.row_pieces)
+        if len(self.pieces) > 1:
+            in_pieces(self._change, self.row_pieces)
+        else:  # too little for another core
+            for rows in self.row_pieces:
+                self._change(rows)
         for piece, step in zip(self.pieces, steps, strict=True):
             piece.classes.sub_(step, alpha=self.lr)
 

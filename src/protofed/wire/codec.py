@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..bank import LARGE, PrototypeBank, SparseBank
 from .bundle import Bundle, Message, Weights, WireError
-from .exchange import Expected, is_finite
+from .exchange import Expected, PartKind, is_finite
 from .frame import framed, framed_sizes, layout, unframed
 from .stacked import StackedWeights, WeightsRow, stacked_weights
 
@@ -114,11 +114,14 @@ def decode(message: Message, source: str = "message", expected: Expected | None 
         ...
     protofed.wire.bundle.WireError: client 3: not a protofed message (ValueError: 8 bytes, cut short in the header)
     """
-    return _decoded_alone(message, source, expected, sparse=False)
+    return _decoded_alone(message, source, expected, ())
 
 
 def decode_each(
-    messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None, sparse: bool = False
+    messages: Sequence[Message],
+    sources: Sequence[str],
+    expected: Expected | None = None,
+    summed: Collection[PartKind] = (),
 ) -> list[Bundle | WireError]:
     """Decode several messages. Small ones with the same header are read together, in a fraction of the time.
 
@@ -126,7 +129,8 @@ def decode_each(
         messages: the bytes of each.
         sources: the senders' names, for errors.
         expected: what each message must look like.
-        sparse: whether large banks stay the rows that were sent, as a `SparseBank`.
+        summed: the kinds of parts that are summed and not kept. Large banks then stay the rows that were sent, as a
+            `SparseBank`, and weights are rows of one matrix, as a `WeightsRow`.
 
     Returns:
         of each message the bundle, or the error of that message.
@@ -138,30 +142,34 @@ def decode_each(
     result: dict[int, Bundle | WireError] = {}
     for group in groups.values():
         try:
-            together = _decoded([messages[k] for k in group], sources[group[0]], expected, sparse)
+            together = _decoded([messages[k] for k in group], sources[group[0]], expected, summed)
             result |= dict(zip(group, together, strict=True))
         except Exception:  # one of them is not as it should be: each by itself says which, and why
-            result |= {k: _decoded_or_error(messages[k], sources[k], expected, sparse) for k in group}
+            result |= {k: _decoded_or_error(messages[k], sources[k], expected, summed) for k in group}
     return [result[k] for k in range(len(messages))]
 
 
-def _decoded_or_error(message: Message, source: str, expected: Expected | None, sparse: bool) -> Bundle | WireError:
+def _decoded_or_error(
+    message: Message, source: str, expected: Expected | None, summed: Collection[PartKind]
+) -> Bundle | WireError:
     try:
-        return _decoded_alone(message, source, expected, sparse)
+        return _decoded_alone(message, source, expected, summed)
     except WireError as error:
         return error
 
 
-def _decoded_alone(message: Message, source: str, expected: Expected | None, sparse: bool) -> Bundle:
+def _decoded_alone(message: Message, source: str, expected: Expected | None, summed: Collection[PartKind]) -> Bundle:
     try:
-        return _decoded([message], source, expected, sparse)[0]
+        return _decoded([message], source, expected, summed)[0]
     except WireError:
         raise
     except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
         raise _unreadable(source, error) from None
 
 
-def _decoded(messages: Sequence[Message], source: str, expected: Expected | None, sparse: bool) -> list[Bundle]:
+def _decoded(
+    messages: Sequence[Message], source: str, expected: Expected | None, summed: Collection[PartKind]
+) -> list[Bundle]:
     """Messages of one header as bundles; it raises where any of them is not as it should be."""
     if not messages[0]:
         if expected is not None:
@@ -179,7 +187,7 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
         raise ValueError(f"banks of {unfolded} numbers are too large; at most {limit} are taken")
     rows = [value for key, value in body.items() if key.startswith("bank:")]
     counts = [value for key, value in body.items() if key.startswith("bank:") and key.endswith(":counts")]
-    banks = {name: _decoded_banks(body, name, shape, n, sparse) for name, shape in about.banks.items()}
+    banks = {name: _decoded_banks(body, name, shape, n, "bank" in summed) for name, shape in about.banks.items()}
     parts: dict[str, dict[str, Tensor]] = {"weight": {}, "model": {}, "tensor": {}, "scalar": {}}
     for key, value in body.items():  # the entries of banks have been taken out
         kind, _, name = key.partition(":")
@@ -187,7 +195,7 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
             raise ValueError(f"entry {key!r} is not part of a message")
         parts[kind][name] = value
     numbers = {name: value.tolist() for name, value in parts.pop("scalar").items()}
-    weights = stacked_weights(parts["weight"]) if n > 1 else None
+    weights = stacked_weights(parts["weight"]) if n > 1 and "weights" in summed else None
     bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, weights, numbers, k) for k in range(n)]
     if expected is not None:
         expected.check(bundles[0], source)
