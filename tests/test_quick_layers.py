@@ -21,7 +21,8 @@ from support.engines import LOOP, images
 LAST = torch.channels_last
 
 
-def test_flatten_has_torchs_bits_and_a_gradient_with_channels_last():
+def test_flatten_has_torchs_bits_and_a_gradient_with_channels_last(monkeypatch):
+    monkeypatch.setattr(quick, "FLATTENED", 300)
     x = torch.randn(3, 4, 5, 6).contiguous(memory_format=LAST).requires_grad_()
     weights = torch.randn(3, 120)
     found, gradients = [], []

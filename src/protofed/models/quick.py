@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 LARGE = 1_000_000  # weights of a linear layer from which its gradient is kept as a product
+FLATTENED = 1 << 15  # values of a batch from which one conversion of the gradient is cheaper than one in each layer
 BITS = 16  # random bits that decide whether dropout keeps a value
 
 
@@ -24,7 +25,7 @@ class ChannelsLastFlatten(nn.Flatten):
 
     def forward(self, x: Tensor) -> Tensor:
         """The samples of a batch as vectors."""
-        whole = (self.start_dim, self.end_dim) == (1, -1) and x.ndim == 4
+        whole = (self.start_dim, self.end_dim) == (1, -1) and x.ndim == 4 and x.numel() >= FLATTENED
         if not whole or not torch.is_grad_enabled() or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x)
         return _Flattened.apply(x)
