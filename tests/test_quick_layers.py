@@ -21,7 +21,8 @@ from support.engines import LOOP, images
 LAST = torch.channels_last
 
 
-def test_flatten_has_torchs_bits_and_a_gradient_with_channels_last():
+def test_flatten_has_torchs_bits_and_a_gradient_with_channels_last(monkeypatch):
+    monkeypatch.setattr(quick, "FLATTENED", 300)
     x = torch.randn(3, 4, 5, 6).contiguous(memory_format=LAST).requires_grad_()
     weights = torch.randn(3, 120)
     found, gradients = [], []
@@ -30,6 +31,28 @@ def test_flatten_has_torchs_bits_and_a_gradient_with_channels_last():
         gradients += torch.autograd.grad((found[-1] * weights).sum(), x)
     assert torch.equal(*found) and torch.equal(*gradients)
     assert gradients[1].is_contiguous(memory_format=LAST)
+
+
+def test_a_pooled_relu_has_the_bits_of_a_relu_that_is_pooled():
+    torch.manual_seed(2)
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten()]
+    plain = nn.Sequential(*layers).to(memory_format=LAST)
+    twin = quick.with_quick_layers(plain)
+    kinds = [type(layer).__name__ for layer in twin]
+    assert kinds == ["Conv2d", "ReLU", "Conv2d", "MaxPool2d", "ReLU", "ChannelsLastFlatten"]
+    assert [name for name, _ in twin.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    x = torch.randn(5, 3, 17, 16).contiguous(memory_format=LAST)
+    found = []
+    for network in (plain, twin):
+        y = network(x)
+        g = torch.Generator().manual_seed(7)
+        gradients = torch.autograd.grad((y * torch.randn(y.shape, generator=g)).sum(), list(network.parameters()))
+        found.append([y, *gradients])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    early = models.build("dropout-cnn", (3, 16, 16), 4)
+    early.encoder.cut = 4  # between ReLU and pooling: what is before it is read as a low-level feature
+    eased = quick.with_quick_layers(early).eval()
+    assert torch.equal(eased(x, levels=True).low, early.eval()(x, levels=True).low)
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.5, 0.1])

@@ -220,7 +220,7 @@ class PlainEngine:
     def _skeleton(self, module: torch.nn.Module) -> Skeleton:
         module = with_convolutions(module, LeanConv2d) if self.lean else module
         if self.channels_last:
-            module = with_quick_layers(module, drawn=not self.lean)
+            module = with_quick_layers(module, flatten_only=self.lean)
         return Skeleton(module.to(self.device), self.channels_last)
 
     def message(self, downloads: Downloads, client: int) -> Bundle:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 LARGE = 1_000_000  # weights of a linear layer from which its gradient is kept as a product
+FLATTENED = 1 << 15  # values of a batch from which one conversion of the gradient is cheaper than one in each layer
 BITS = 16  # random bits that decide whether dropout keeps a value
 
 
@@ -23,7 +25,7 @@ class ChannelsLastFlatten(nn.Flatten):
 
     def forward(self, x: Tensor) -> Tensor:
         """The samples of a batch as vectors."""
-        whole = (self.start_dim, self.end_dim) == (1, -1) and x.ndim == 4
+        whole = (self.start_dim, self.end_dim) == (1, -1) and x.ndim == 4 and x.numel() >= FLATTENED
         if not whole or not torch.is_grad_enabled() or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x)
         return _Flattened.apply(x)
@@ -92,7 +94,7 @@ class ProductLinear(nn.Linear):
 class _Factored(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, factors: list[tuple[Tensor, Tensor]]) -> Tensor:
-        return F.linear(x, weight, bias)
+        return _product(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -104,16 +106,23 @@ class _Factored(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (g,), (x, weight) = gradients, ctx.saved_tensors
         ctx.factors.append((g, x.detach()))
-        dx = g @ weight if ctx.needs_input_grad[0] else None
+        dx = _product(g, weight.t(), None) if ctx.needs_input_grad[0] else None
         return dx, None, g.sum(0) if ctx.biased else None, None
 
 
-def with_quick_layers(module: nn.Module, drawn: bool = True) -> nn.Module:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear layer's output, by oneDNN where torch has it, which is faster for few rows and many weights."""
+    if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def with_quick_layers(module: nn.Module, flatten_only: bool = False) -> nn.Module:
     """A copy of a network with the layers of this file.
 
     Args:
         module: The network.
-        drawn: Whether dropout and large linear layers are replaced too, which changes masks and last bits.
+        flatten_only: Whether only flattening layers are replaced. The others change dropout's masks and last bits.
 
     Returns:
         The copy.
@@ -122,11 +131,28 @@ def with_quick_layers(module: nn.Module, drawn: bool = True) -> nn.Module:
     for layer in copied.modules():
         if type(layer) is nn.Flatten:
             layer.__class__ = ChannelsLastFlatten
-        elif drawn and type(layer) is nn.Dropout and not layer.inplace:
+        elif flatten_only:
+            continue
+        elif type(layer) is nn.Dropout and not layer.inplace:
             layer.__class__ = BitDropout
-        elif drawn and type(layer) is nn.Linear and layer.weight.numel() >= LARGE:
+        elif type(layer) is nn.Linear and layer.weight.numel() >= LARGE:
             layer.__class__ = ProductLinear
+        elif isinstance(layer, nn.Sequential):
+            _ease(layer)
     return copied
+
+
+def _ease(sequence: nn.Sequential) -> None:
+    """Pool before a ReLU, which gives the same bits of fewer values, and let a ReLU overwrite what nobody else reads."""
+    names, cut = list(sequence._modules), getattr(sequence, "cut", 0)  # what is before the cut is read there
+    pairs = [pair for k, pair in enumerate(pairwise(names), 1) if k != cut]
+    for first, second in pairs:
+        relu, pool = sequence._modules[first], sequence._modules[second]
+        if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
+            sequence._modules[first], sequence._modules[second] = pool, relu
+    for first, second in pairs:
+        if type(sequence._modules[first]) in (nn.Conv2d, nn.MaxPool2d) and type(sequence._modules[second]) is nn.ReLU:
+            sequence._modules[second] = nn.ReLU(inplace=True)
 
 
 def product_layers(module: nn.Module) -> Iterator[tuple[str, ProductLinear]]:
