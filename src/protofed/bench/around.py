@@ -24,14 +24,14 @@ CASES: dict[str, dict[str, Any]] = {
     "8 × ResNet-18, all take part": {
         "method": "fedproto",
         "shape": (3, 32, 32),
-        "samples": 40,
-        "settings": {**PLAIN, "model": "resnet18", "clients": 8, "rounds": 6},
+        "samples": 16,
+        "settings": {**PLAIN, "model": "resnet18", "clients": 8, "rounds": 5},
     },
     "200 × MLP, a tenth takes part": {
         "method": "fedproto",
         "shape": (784,),
         "samples": 40,
-        "settings": {**PLAIN, "model": "mlp", "clients": 200, "participation": 0.1, "rounds": 30},
+        "settings": {**PLAIN, "model": "mlp", "clients": 200, "participation": 0.1, "rounds": 20},
     },
 }
 START = ["run", "fedproto", "data=digits", "rounds=1", "clients=4"]
@@ -55,18 +55,19 @@ def measure_around(repeats: int, quick: bool, say: Any, beside: Path | None = No
     replies: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
     starts: dict[str, list[float]] = {"import torch": [], **{code: [] for code in codes}}
     with tempfile.TemporaryDirectory(prefix="protofed-bench-") as folder:
+        numbers = {code: number for number, code in enumerate(codes)}
         for turn in range(repeats):
-            for name, case in CASES.items():
+            for position, (name, case) in enumerate(CASES.items()):
                 say(f"checkpoints: {name}, turn {turn + 1} of {repeats}")
                 for code, source in codes.items():
                     for every in (1, 1000):
-                        place = Path(folder) / f"{len(name)}-{turn}-{len(code)}-{every}"
+                        place = Path(folder) / f"{position}-{turn}-{numbers[code]}-{every}"
                         by_code = replies.setdefault(name, {}).setdefault(code, {})
                         by_code.setdefault(str(every), []).append(_timed(_sized(case, quick), every, place, source))
             say(f"start of a run, turn {turn + 1} of {repeats}")
             starts["import torch"].append(_cpu(["-c", "import torch"], codes[THIS_CODE]))
             for code, source in codes.items():
-                words = ["-m", "protofed", *START, "--out", str(Path(folder) / f"start-{turn}-{len(code)}")]
+                words = ["-m", "protofed", *START, "--out", str(Path(folder) / f"start-{turn}-{numbers[code]}")]
                 starts[code].append(_cpu(words, source))
     rows = {
         name: {code: _summary(by_every["1"], by_every["1000"]) for code, by_every in by_code.items()}
