@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from protofed.bench.report import markdown
 from protofed.bench.workloads import SERVER, TRAINING, Training
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+
+ROOT = Path(__file__).parent.parent
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -262,3 +265,16 @@ def test_one_that_dies_leaves_the_field():
         field.add("broken", {"kind": "no such kind"})
         assert field.turn() == {}
     assert field.skipped == {"broken": "KeyError: 'no such kind'"}
+
+
+@pytest.mark.slow
+def test_around_times_a_run_of_any_checkout(tmp_path):
+    from protofed.bench import around
+
+    case = around._sized(around.CASES["200 × MLP, a tenth takes part"], quick=True)
+    saved, plain = (around._timed(case, every, tmp_path / str(every), ROOT / "src") for every in (1, 1000))
+    assert len(saved["round_seconds"]) == 2 and saved["written_bytes"] > plain["written_bytes"] > 0
+    rows = {"case": {"this code": around._summary([saved], [plain])}}
+    result = {"rows": rows, "start_cpu_seconds": {"import torch": [1.0], "this code": [2.0]}}
+    header, lines, notes = around.table(result)
+    assert len(header) == len(lines[0]) and lines[0][0] == "case" and "2.00" in notes[-1]
