@@ -28,6 +28,8 @@ from protofed.bench.workloads import SERVER, TRAINING, Training
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 
+ROOT = Path(__file__).parent.parent
+
 
 # --- the whole --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
@@ -358,3 +360,16 @@ def test_figures_that_differ_are_seen():
     assert evaluation._equal(one, {"metrics": {"accuracy": 0.5}, "confusions": {"head": "a", "prototype": "b"}})
     assert not evaluation._equal(one, {"metrics": {"accuracy": 0.5000001}, "confusions": {}})
     assert not evaluation._equal(one, {"metrics": {}, "confusions": {"head": "b"}})
+
+
+@pytest.mark.slow
+def test_around_times_a_run_of_any_checkout(tmp_path):
+    from protofed.bench import around
+
+    case = around._sized(around.CASES["200 × MLP, a tenth takes part"], quick=True)
+    saved, plain = (around._timed(case, every, tmp_path / str(every), ROOT / "src") for every in (1, 1000))
+    assert len(saved["round_seconds"]) == 2 and saved["written_bytes"] > plain["written_bytes"] > 0
+    rows = {"case": {"this code": around._summary([saved], [plain])}}
+    result = {"rows": rows, "start_cpu_seconds": {"import torch": [1.0], "this code": [2.0]}}
+    header, lines, notes = around.table(result)
+    assert len(header) == len(lines[0]) and lines[0][0] == "case" and "2.00" in notes[-1]

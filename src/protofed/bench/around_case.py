@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-import protofed as pf
 from protofed.data import Dataset
+from protofed.experiment.run import run
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
             written.append(_written())
 
     began, cpu = time.perf_counter(), time.process_time()
-    pf.run(spec["method"], data=data, out=Path(spec["folder"]), watch=watch, **spec["settings"])
+    run(spec["method"], data=data, out=Path(spec["folder"]), watch=watch, **spec["settings"])
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     reply = {
         "first_seconds": ends[0] - began,

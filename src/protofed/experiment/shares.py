@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import median
 from typing import Any
 
@@ -93,14 +92,19 @@ def _parameters(settings: Settings) -> float:
     return _parameters_of(models.registry.make("cnn") if isinstance(model, AutoModel) else model)
 
 
-@lru_cache(maxsize=256)
+_counts: dict[str, int] = {}  # parameters by the text of a model's settings
+
+
 def _parameters_of(model: ModelSpec) -> int:
     """The number of a model's parameters on small images; 1 where it is for other data."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return max(1, parameter_count(model.build(IMAGE, 10)))
-    except Exception:  # a model that needs samples of another kind, files or a device
-        return 1
+    text = repr(model)
+    if text not in _counts:
+        try:
+            with torch.random.fork_rng(devices=[]), torch.device("meta"):
+                _counts[text] = max(1, parameter_count(model.build(IMAGE, 10)))
+        except Exception:  # a model that needs samples of another kind, files or a device
+            _counts[text] = 1
+    return _counts[text]
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -22,9 +21,7 @@ class Reduced(nn.Module):
         return type(output)(*(value.float() for value in output))
 
 
-@lru_cache(maxsize=256)
-def _reduced(kind: type[nn.Module]) -> type[nn.Module]:
-    return type(kind.__name__, (Reduced, kind), {"__doc__": kind.__doc__, "__module__": kind.__module__})
+_reduced: dict[type[nn.Module], type[nn.Module]] = {}  # by the class of a network, the class that computes in bfloat16
 
 
 def with_precision(network: nn.Module, precision: Precision) -> nn.Module:
@@ -40,5 +37,8 @@ def with_precision(network: nn.Module, precision: Precision) -> nn.Module:
     Example: `with_precision(model.build((1, 28, 28), 10), "bf16")`
     """
     if precision == "bf16" and not isinstance(network, Reduced):
-        network.__class__ = _reduced(type(network))
+        kind = type(network)
+        if kind not in _reduced:
+            _reduced[kind] = type(kind.__name__, (Reduced, kind), {"__doc__": kind.__doc__})
+        network.__class__ = _reduced[kind]
     return network
