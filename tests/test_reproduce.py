@@ -392,8 +392,8 @@ def test_a_preset_from_end_to_end(call, tmp_path):
     assert code == 0, err
     text, table = numbers(tmp_path / "here")
     assert "both" in out and "79.91" in out
-    cells = dict(table[-4:])  # accuracy by head
-    assert list(cells) == ["neither", "curriculum", "proxy", "both"]
+    cells = dict(table[-6:])  # accuracy by head
+    assert list(cells) == ["neither", "curriculum", "proxy", "both", "Local", "own prototypes"]
     run = json.loads((tmp_path / "here/cifar-100-n-10/both-seed1234/summary.json").read_text())
     head = 100 * run["last_five"]["accuracy_head"]
     assert cells["both"] == f"{head:.2f} / 87.59 / {head - 87.59:+.2f}".replace("-", "−")
@@ -403,7 +403,7 @@ def test_a_preset_from_end_to_end(call, tmp_path):
     code, _, err = call(*words, "--seeds", 2)
     assert code == 0, err
     after = {p: p.stat().st_mtime_ns for p in (tmp_path / "here").rglob("summary.json")}
-    assert len(done) == 4 and len(after) == 8 and all(after[p] == when for p, when in done.items())
+    assert len(done) == 6 and len(after) == 12 and all(after[p] == when for p, when in done.items())
     assert " ± " in numbers(tmp_path / "here")[0].split("## Notes")[0]
     # other settings do not go into the same folder
     code, _, err = call(*words[:-4], "rounds=2", "--out", "here")
@@ -467,7 +467,7 @@ def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
     shutil.copytree(finished, results / "fedsap-table4-laptop")
     page = ledger_pages(results)["fedsap"]
     _, table = numbers(results / "fedsap-table4-laptop")
-    for row, cell in table[-4:]:  # the preset's heading stands in the ledger, the data that was given in the folder
+    for row, cell in table[-6:]:  # the preset's heading stands in the ledger, the data that was given in the folder
         assert f"| {row} | {cell} |" in page
     assert "`fedsap-table4-laptop/cifar-100-n-10`: digits, 1 rounds, seeds 1234" in page
     code, out, _ = call("--ledger", results)
