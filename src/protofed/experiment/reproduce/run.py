@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,17 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...models.published import PACKAGE
-from ...results.folder import make_folder
+from ...results.folder import COMPARISON, make_folder
+from ...results.rows import SUMMARY
 from ...results.tables import setting_text
+from ...version import __version__
 from ..compare import Comparison, ComparisonFolder, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
 from ..settings import Settings
 from .planning import Plan, plan
 from .preset import slug
 from .table import Reproduction, differences, markdown_table
+
+log = logging.getLogger("protofed")
 
 RECORD = "reproduction.json"
 TABLE = "reproduction.md"
@@ -56,6 +62,8 @@ def run_plan(
         _check_data(plan, column, column_folder)
     if folder is not None:
         _write_record(plan, folder)
+        for column, grid in plan.grids.items():
+            take_finished(plan.preset.name, grid, folder / slug(column))
     settings = "" if folder is None else _settings_section(plan)
     reproduction = Reproduction.empty(plan.preset)
     for column, column_folder in folders.items():
@@ -77,6 +85,57 @@ def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch 
         return run_grid(grid, out=folder, jobs=jobs, watch=watch)
     ComparisonFolder(folder).write(grid.record())  # may have other seeds than before
     return resume_comparison(folder, jobs=jobs, watch=watch)
+
+
+def take_finished(preset: str, grid: Grid, folder: Path) -> int:
+    """Copy the runs of a column that another table's folder has already.
+
+    Tables of one paper have runs in common, such as a figure of curves and the table of their final values. A finished run
+    with the same settings, of the same version of protofed, is looked for in the folders beside the reproduction's.
+
+    Args:
+        preset: The name of the preset, whose own runs in other folders are not taken: whoever runs it again wants to see.
+        grid: The variants, seeds and settings of the column.
+        folder: The folder of the column, which is made where there is something to copy.
+
+    Returns:
+        The number of runs that were copied.
+    """
+    missing = {c: s for c, s in json.loads(grid.record().to_json())["settings"].items() if not (folder / c).exists()}
+    found: dict[str, Path] = {}
+    for comparison in _other_columns(preset, folder.parent.parent) if missing else ():
+        for cell, settings in ComparisonFolder(comparison).read().settings.items():
+            wanted = [name for name, own in missing.items() if own == settings and name not in found]
+            if wanted and _is_finished(comparison / cell):
+                found |= dict.fromkeys(wanted, comparison / cell)
+    if not found:
+        return 0
+    if not is_comparison(folder):
+        ComparisonFolder.create(folder, grid.record()).close()
+    for cell, run in found.items():
+        copy = folder / f".{cell}.copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        copy.rename(folder / cell)
+    sources = ", ".join(sorted({str(run.parent) for run in found.values()}))
+    log.info("%s: %d runs taken from %s", folder, len(found), sources)
+    return len(found)
+
+
+def _other_columns(preset: str, runs: Path) -> Iterator[Path]:
+    """The comparisons of other presets' reproductions in a folder of runs."""
+    for record in sorted(runs.glob(f"*/{RECORD}")):
+        if read_record(record.parent)["preset"] != preset:
+            yield from (file.parent for file in sorted(record.parent.glob(f"*/{COMPARISON}")))
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether a run folder holds a finished run of this version of protofed."""
+    try:
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        return bool(summary["versions"]["protofed"] == __version__)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], None] | None:
