@@ -3,7 +3,7 @@
 Captures are replayed at their own speed, as a source and to a UDP port of this host, and classified ten times a second by
 LargeConvNet4 after one round of training: a made-up one of 20 s with 100 packets a second of 80 MHz, and the genuine ones
 of FOLDER that have enough packets. The process is bound to one core. The made-up capture has windows of the paper's size,
-1000 × 242, the genuine ones of 100 packets.
+1000 × 242, the genuine ones of 100 packets. Beside the file, `live.md` has its rows as a table.
 """
 
 from __future__ import annotations
@@ -105,6 +105,30 @@ def measured(file: Path, name: str, window: int, steps: str, folder: Path) -> li
     return rows
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    names = (
+        "capture",
+        "from",
+        "packets",
+        "recorded s",
+        "took s",
+        "window",
+        "steps",
+        "classes",
+        "median ms",
+        "95 % ms",
+        "longest ms",
+    )
+    lines = ["| " + " | ".join(names) + " |", "| --- | --- | ---: | ---: | ---: | --- | --- |" + " ---: |" * 4]
+    for row in rows:
+        shape, latency = " × ".join(map(str, row["window"])), row["latency_ms"].values()
+        cells = [row["capture"], row["source"], f"{row['packets']:,}", row["recorded_seconds"], row["seconds"], shape]
+        cells += [row["steps"].replace(",", ", ") or "–", row["windows"], *latency]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def main(out: Path, genuine: Path | None = None) -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -118,6 +142,7 @@ def main(out: Path, genuine: Path | None = None) -> None:
             if len(read_capture(file).time) >= 250:
                 rows += measured(file, file.name, 100, STEPS.partition(",")[0], folder)
     out.write_text(json.dumps({"cores": 1, "model": "largeconvnet4", "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
