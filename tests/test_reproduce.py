@@ -426,8 +426,8 @@ def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
 def test_rows_are_found_by_label_or_by_what_they_are():
     page = ledger_pages(ROOT / "docs/results")["fedapa"]
     rows = (ROOT / "docs/results/fedapa-csi-crowd/table.md").read_text(encoding="utf-8")
-    ours = re.search(r"^\| caring \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
-    assert ours is not None and f"| CARING | {ours[1]} / 77.6 / " in page
+    ours = re.search(r"^\| fedapa \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
+    assert ours is not None and f"| FedAPA | {ours[1]} / 87.25 / " in page
 
 
 def test_the_ledger_in_the_documentation_is_of_today():
