@@ -396,6 +396,8 @@ def test_runs_that_another_table_has_are_taken_from_it(tmp_path):
     assert take_finished("fedapa/fig5", grids[0], here) == 0, "a preset that is run again is run"
     assert take_finished("fedapa/table3", grids[2], here) == 0, "it has another learning rate"
     (tmp_path / "figure/one-architecture/Local-seed1234/summary.json").unlink()
+    shutil.copytree(tmp_path / "figure", tmp_path / "broken")
+    (tmp_path / "broken/reproduction.json").write_text("{")
     run_plan(table, out=tmp_path / "table", jobs=1)
     ends = {file.parent.name: json.loads(file.read_text())["seconds"] for file in here.glob("*/summary.json")}
     assert set(ends) == set(grids[1].cells)

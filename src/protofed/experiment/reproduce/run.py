@@ -103,8 +103,8 @@ def take_finished(preset: str, grid: Grid, folder: Path) -> int:
     """
     missing = {c: s for c, s in json.loads(grid.record().to_json())["settings"].items() if not (folder / c).exists()}
     found: dict[str, Path] = {}
-    for comparison in _other_columns(preset, folder.parent.parent) if missing else ():
-        for cell, settings in ComparisonFolder(comparison).read().settings.items():
+    for comparison, stored in _other_columns(preset, folder.parent.parent) if missing else ():
+        for cell, settings in stored.items():
             wanted = [name for name, own in missing.items() if own == settings and name not in found]
             if wanted and _is_finished(comparison / cell):
                 found |= dict.fromkeys(wanted, comparison / cell)
@@ -122,11 +122,15 @@ def take_finished(preset: str, grid: Grid, folder: Path) -> int:
     return len(found)
 
 
-def _other_columns(preset: str, runs: Path) -> Iterator[Path]:
-    """The comparisons of other presets' reproductions in a folder of runs."""
+def _other_columns(preset: str, runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The comparisons of other presets in a folder of runs, and the settings of their cells; unreadable ones are passed over."""
     for record in sorted(runs.glob(f"*/{RECORD}")):
-        if read_record(record.parent)["preset"] != preset:
-            yield from (file.parent for file in sorted(record.parent.glob(f"*/{COMPARISON}")))
+        for file in sorted(record.parent.glob(f"*/{COMPARISON}")):
+            try:
+                if read_record(record.parent)["preset"] != preset:
+                    yield file.parent, ComparisonFolder(file.parent).read().settings
+            except ProtofedError:
+                continue
 
 
 def _is_finished(run: Path) -> bool:
