@@ -123,7 +123,7 @@ def take_finished(preset: str, grid: Grid, folder: Path) -> int:
 
 
 def _other_columns(preset: str, runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The comparisons of other presets in a folder of runs, and the settings of their cells; unreadable ones are passed over."""
+    """The comparisons of other presets in a folder of runs and their cells' settings; unreadable ones are passed over."""
     for record in sorted(runs.glob(f"*/{RECORD}")):
         for file in sorted(record.parent.glob(f"*/{COMPARISON}")):
             try:
