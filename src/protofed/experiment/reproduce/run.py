@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...models.published import PACKAGE
-from ...results.folder import make_folder
+from ...results.folder import COMPARISON, make_folder
 from ...results.lock import FolderLock
+from ...results.rows import SUMMARY
 from ...results.tables import setting_text
+from ...version import __version__
 from ..compare import (
     Comparison,
     ComparisonFolder,
@@ -32,6 +36,7 @@ from .planning import Plan, plan
 from .preset import slug
 from .table import Reproduction, differences, markdown_table
 
+log = logging.getLogger("protofed")
 PATIENCE = 60.0  # seconds to wait for another part that is writing the table
 RECORD = "reproduction.json"
 TABLE = "reproduction.md"
@@ -69,6 +74,9 @@ def run_plan(
     settings = "" if folder is None else _settings_section(plan)
     if part is not None:
         return _run_part(plan, folder, jobs, watch, part, settings)
+    if folder is not None:
+        for column, grid in plan.grids.items():
+            take_finished(plan.preset.name, grid, folder / slug(column))
     reproduction = Reproduction.empty(plan.preset)
     for column, column_folder in _column_folders(plan, folder).items():
         comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
@@ -136,6 +144,61 @@ def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch 
         return run_grid(grid, out=folder, jobs=jobs, watch=watch)
     ComparisonFolder(folder).write(grid.record())  # may have other seeds than before
     return resume_comparison(folder, jobs=jobs, watch=watch)
+
+
+def take_finished(preset: str, grid: Grid, folder: Path) -> int:
+    """Copy the runs of a column that another table's folder has already.
+
+    Tables of one paper have runs in common, such as a figure of curves and the table of their final values. A finished run
+    with the same settings, of the same version of protofed, is looked for in the folders beside the reproduction's.
+
+    Args:
+        preset: The name of the preset, whose own runs in other folders are not taken: whoever runs it again wants to see.
+        grid: The variants, seeds and settings of the column.
+        folder: The folder of the column, which is made where there is something to copy.
+
+    Returns:
+        The number of runs that were copied.
+    """
+    missing = {c: s for c, s in json.loads(grid.record().to_json())["settings"].items() if not (folder / c).exists()}
+    found: dict[str, Path] = {}
+    for comparison, stored in _other_columns(preset, folder.parent.parent) if missing else ():
+        for cell, settings in stored.items():
+            wanted = [name for name, own in missing.items() if own == settings and name not in found]
+            if wanted and _is_finished(comparison / cell):
+                found |= dict.fromkeys(wanted, comparison / cell)
+    if not found:
+        return 0
+    if not is_comparison(folder):
+        ComparisonFolder.create(folder, grid.record()).close()
+    for cell, run in found.items():
+        copy = folder / f".{cell}.copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        copy.rename(folder / cell)
+    sources = ", ".join(sorted({str(run.parent) for run in found.values()}))
+    log.info("%s: %d runs taken from %s", folder, len(found), sources)
+    return len(found)
+
+
+def _other_columns(preset: str, runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The comparisons of other presets in a folder of runs and their cells' settings; unreadable ones are passed over."""
+    for record in sorted(runs.glob(f"*/{RECORD}")):
+        for file in sorted(record.parent.glob(f"*/{COMPARISON}")):
+            try:
+                if read_record(record.parent)["preset"] != preset:
+                    yield file.parent, ComparisonFolder(file.parent).read().settings
+            except ProtofedError:
+                continue
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether a run folder holds a finished run of this version of protofed."""
+    try:
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        return bool(summary["versions"]["protofed"] == __version__)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], None] | None:
