@@ -16,6 +16,7 @@ from .options import Config, Pairs, given_settings
 
 if TYPE_CHECKING:
     from ..data.csi import CSI
+    from ..registry import Registry
 
 
 def methods() -> None:
@@ -39,14 +40,15 @@ def parts() -> None:
     from ..parts.attacks import Attack
 
     table = Table("setting", "part", "what it is", "settings")
-    for setting, registry in {
+    registries: dict[str, Registry[Any]] = {
         "loss": Term.registry,
         "reduce": Reduce.registry,
         "after": ServerStep.registry,
         "predict": Predict.registry,
         "filters": Filter.registry,
         "attack": Attack.registry,
-    }.items():
+    }
+    for setting, registry in registries.items():
         for name in registry.names():
             fields = "\n".join(f"{f.name}={_short(f.default)}" for f in registry.options(name).values())
             table.add_row(setting, name, (registry[name].__doc__ or "").strip().splitlines()[0], fields)

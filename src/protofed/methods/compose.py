@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -137,7 +137,7 @@ class Compose(Method):
         bank: PrototypeBank = state.bank if reduced.bank is None else reduced.bank.filled_from(state.bank)
         for step in self.after:
             bank = step(bank, now)
-        return replace(state, bank=bank, weights={**state.weights, **reduced.weights}, age=age)
+        return Composed(bank, {**state.weights, **reduced.weights}, age)
 
     def describe(self, state: Any, round: int) -> Measures:
         """How far prototypes moved, where each client has its own."""
