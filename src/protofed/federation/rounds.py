@@ -481,12 +481,12 @@ class Federation:
             record.metrics["validation"] = figures["accuracy"]
 
     def _prototypes_needed(self) -> bool:
-        """Whether every evaluation scores predictions by prototype: where the method predicts by them, or they travel.
+        """Whether every evaluation scores predictions by prototype: unless clients share a model and no prototypes travel.
 
-        Other methods' clients would compute their prototypes for it alone, by a pass over all training samples, and do so
-        after the last rounds, whose figures are the run's.
+        Clients of such a method would compute their prototypes for it alone, by a pass of all clients over their training
+        samples, and do so after the last rounds, whose figures are the run's.
         """
-        return self.method.predict.by == "prototype" or self.exchange.prototypes
+        return self.method.predict.by == "prototype" or self.exchange.prototypes or self.exchange.keeps_model
 
     def _of_all_clients(self, board: Board, predictions: Sequence[str]) -> dict[str, float]:
         """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""
