@@ -43,7 +43,7 @@ def test_run_writes_a_complete_folder(call, tmp_path):
     )
     assert names == set(files.split())
     rows = [json.loads(line) for line in (tmp_path / "here/metrics.jsonl").read_text().splitlines()]
-    wanted = "round accuracy silhouette loss bytes_up bytes_down seconds dropped_clients"
+    wanted = "round accuracy silhouette pooled_silhouette loss bytes_up bytes_down seconds dropped_clients"
     measures = "accuracy_{0} accuracy_{0}_std weighted_{0} f1_{0} worst_{0} decile_{0} balanced_{0} auroc_{0} ece_{0}"
     assert [r["round"] for r in rows] == [1, 2]
     assert rows[0].keys() == {*wanted.split(), *measures.format("head").split(), *measures.format("prototype").split()}

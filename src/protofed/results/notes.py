@@ -16,12 +16,7 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
     """The lines under a table: protocol, verdicts, significance, failures, dropped clients, and what was not measured."""
     chosen = chosen_columns(rows, columns)
     lines = [*protocol_notes(rows), *gain_notes(rows, chosen, by_default=not columns), *significance(rows, columns)]
-    most = max((len(row.usable) + len(row.reasons()) for row in rows), default=0)
-    incomplete = [
-        f"{row.label} ({len(row.usable)} of {most})"
-        for row in rows
-        if len(row.usable) < most and (row.usable or not row.reasons())
-    ]
+    incomplete = incomplete_of([row for row in rows if row.usable or not row.reasons()], rows)
     if incomplete:
         lines.append(f"fewer seeds than the others, and not ranked: {', '.join(incomplete)}")
     lines += losses_of(rows)
@@ -35,6 +30,12 @@ def notes(rows: Sequence[Row], columns: Sequence[str] | None = None) -> list[str
                 "none is marked as the best"
             )
     return lines
+
+
+def incomplete_of(some: Sequence[Row], rows: Sequence[Row]) -> list[str]:
+    """The labels of those rows that have fewer usable runs than there are seeds, with both numbers."""
+    most = max((len(row.usable) + len(row.reasons()) for row in rows), default=0)
+    return [f"{row.label} ({len(row.usable)} of {most})" for row in some if len(row.usable) < most]
 
 
 def _absence(column: Column) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...results.columns import Row
-from ...results.notes import losses_of
+from ...results.notes import incomplete_of, losses_of
 from ...results.protocol import protocol_notes
 from ...results.tables import MISSING, mean_and_deviation, setting_text
 from ..settings import Settings, combine
@@ -55,7 +55,9 @@ class Reproduction:
             measure: {row: [*columns, _measured_values(runs[row], measure)] for row, columns in rows.items()}
             for measure, rows in self.values.items()
         }
-        notes = tuple(f"{heading}: {note}" for note in losses_of(lines))
+        few = incomplete_of([line for line in lines if line.usable], lines)
+        fewer = [f"fewer seeds than the others: {', '.join(few)}"] if few else []
+        notes = tuple(f"{heading}: {note}" for note in (*fewer, *losses_of(lines)))
         failed = tuple(f"{slug(column)}, {line.label}, seed {seed}" for line in lines for seed in line.reasons())
         return Reproduction(
             self.preset,
