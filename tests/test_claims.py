@@ -193,10 +193,10 @@ def test_settings_that_a_preset_has_otherwise_today(tmp_path):
     record = json.loads((folder / "comparison.json").read_text())
     cell = record["settings"]["neither-seed1234"]
     cell |= {"lr": 5.0, "threads": 99, "checkpoint_every": 3}  # of which the last two change no result
-    del cell["momentum"]  # as if there had been no such setting, and today's value is not the default
+    del cell["rounds"]  # as if there had been no such setting, and today's value is not the default
     (tmp_path / "c/comparison.json").write_text(json.dumps(record))
     after = changed_settings(load_preset(name), column, "laptop", tmp_path / "c")
-    assert set(after) - set(before) == {"lr", "momentum"}
+    assert set(after) - set(before) == {"lr", "rounds"}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
