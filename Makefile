@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 $(TOOLS): $(READY)
-	$(PIP) -e ".[dev,hub,tables,text,csi,track,deploy,privacy,export,serial]"
+	$(PIP) -e ".[dev,hub,tables,text,csi,track,deploy,privacy,export,serial,slurm]"
 	@touch $@
 
 $(DOCS): $(READY)

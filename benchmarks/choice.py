@@ -29,6 +29,7 @@ TURNS, SECONDS = 5, 15.0  # rounds of each way, after one to warm up; no further
 HOPELESS = 4.0  # a way that takes so many times the best is not timed again
 WAYS = {
     "loop": EngineSettings("loop", "loop", "contiguous", "grouped", 1, 1),
+    "loop channels_last": EngineSettings("loop", "loop", "channels_last", "grouped", 1, 1),
     "loop channels_last lean": EngineSettings("loop", "loop", "channels_last", "lean", 1, 1),
     "stack": EngineSettings("stack", "stack", "contiguous", "grouped", 1, 1),
     "stack unfold": EngineSettings("stack", "stack", "contiguous", "unfold", 1, 1),
@@ -52,6 +53,7 @@ def workloads() -> list[Training]:
     bench = {name: replace(w, clients=w.per_round) for name, w in TRAINING.items()}
     bench["cnn28"] = replace(bench["cnn28"], clients=10, per_round=10, samples=80)
     bench["cifar-cohort"] = replace(bench["cifar-cohort"], clients=12, per_round=12)
+    bench["cifar-cohort-pfl"] = replace(bench["cifar-cohort-pfl"], clients=6, per_round=6)
     bench["resnet18"] = replace(bench["resnet18"], clients=3, per_round=3, samples=24)
     found = list(bench.values())
 

@@ -1,8 +1,9 @@
 """From packet to class on one core: `python benchmarks/live.py docs/results/live.json [FOLDER]`.
 
-Captures are replayed at their own speed, as a source and to a UDP port of this host, and classified by LargeConvNet4 after
-one round of training: a made-up one of 20 s with 100 packets a second of 80 MHz, and the genuine ones of FOLDER that last
-long enough. The process is bound to one core. The made-up capture has windows of the paper's size, 1000 × 242.
+Captures are replayed at their own speed, as a source and to a UDP port of this host, and classified ten times a second by
+LargeConvNet4 after one round of training: a made-up one of 20 s with 100 packets a second of 80 MHz, and the genuine ones
+of FOLDER that have enough packets. The process is bound to one core. The made-up capture has windows of the paper's size,
+1000 × 242, the genuine ones of 100 packets. Beside the file, `live.md` has its rows as a table.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def made_up(file: Path, seconds: int, rate: int = 100) -> None:
     file.write_bytes(out)
 
 
-def trained(file: Path, seconds: float, window: int, steps: str, out: Path) -> Any:
-    """A run of one round on the two halves of a capture, as two classes."""
-    half = seconds / 2
-    rows = (f"{file},room,early,0,{half}", f"{file},room,late,{half},{seconds + 1}")
+def trained(file: Path, times: np.ndarray, window: int, steps: str, out: Path) -> Any:
+    """A run of one round on the two halves of a capture's packets, as two classes."""
+    half, end = times[len(times) // 2] - times[0], times[-1] - times[0] + 1
+    rows = (f"{file},room,early,0,{half}", f"{file},room,late,{half},{end}")
     manifest = out.with_suffix(".csv")
     manifest.write_text("file,room,activity,start,end\n" + "\n".join(rows) + "\n", encoding="utf-8")
     data = {"name": "csi", "manifest": str(manifest), "label": "activity", "window": window, "step": window // 4}
@@ -91,17 +92,41 @@ def measured(file: Path, name: str, window: int, steps: str, folder: Path) -> li
     """A capture as a source of its own and, where its device sends datagrams, to a port."""
     recorded = read_capture(file).time
     seconds = float(recorded[-1] - recorded[0])
-    result = trained(file, seconds, window, steps, folder / f"run-{len(list(folder.iterdir()))}")
-    step = max(window // 20, 1)
+    result = trained(file, recorded, window, steps, folder / f"run-{len(list(folder.iterdir()))}")
+    step = max(1, round(0.1 / float(np.median(np.diff(recorded)))))
     rows = []
     for kind in ("replay", "udp") if file.suffix in (".pcap", ".csv") else ("replay",):
         feed: Feed = Replay(file) if kind == "replay" else Udp("127.0.0.1", 0)
         shape = list(result.model(0).design.sample_shape)
         row = {"capture": name, "source": kind, "recorded_seconds": round(seconds, 2), "window": shape, "steps": steps}
-        row["recorded_rate"] = round((len(recorded) - 1) / seconds, 1)
+        row |= {"recorded_rate": round((len(recorded) - 1) / seconds, 1), "step": step}
         rows.append(row | followed(result, feed, step, file))
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
     return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows in Markdown."""
+    names = (
+        "capture",
+        "from",
+        "packets",
+        "recorded s",
+        "took s",
+        "window",
+        "steps",
+        "classes",
+        "median ms",
+        "95 % ms",
+        "longest ms",
+    )
+    lines = ["| " + " | ".join(names) + " |", "| --- | --- | ---: | ---: | ---: | --- | --- |" + " ---: |" * 4]
+    for row in rows:
+        shape, latency = " × ".join(map(str, row["window"])), row["latency_ms"].values()
+        cells = [row["capture"], row["source"], f"{row['packets']:,}", row["recorded_seconds"], row["seconds"], shape]
+        cells += [row["steps"].replace(",", ", ") or "–", row["windows"], *latency]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def main(out: Path, genuine: Path | None = None) -> None:
@@ -114,10 +139,10 @@ def main(out: Path, genuine: Path | None = None) -> None:
         for steps in ("", STEPS):
             rows += measured(folder / "made-up.pcap", "made up, Nexmon 80 MHz", 1000, steps, folder)
         for file in sorted(genuine.iterdir()) if genuine is not None else ():
-            times = read_capture(file).time
-            if len(times) >= 400 and 2 < times[-1] - times[0] < 60:
+            if len(read_capture(file).time) >= 250:
                 rows += measured(file, file.name, 100, STEPS.partition(",")[0], folder)
     out.write_text(json.dumps({"cores": 1, "model": "largeconvnet4", "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    out.with_suffix(".md").write_text(table(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,27 +1,34 @@
 """The benchmark: at tiny sizes, with no word about how long anything takes."""
 
+import inspect
 import json
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from protofed import ProtofedError
-from protofed.bench import NAMES, measure, run_bench
+from protofed import ProtofedError, models
+from protofed.bench import NAMES, evaluation, measure, run_bench, server_case, servers
+from protofed.bench.beside import OTHER_CODE, THIS_CODE, beside_markdown, compared
 from protofed.bench.clock import Clock
 from protofed.bench.contender import Skip, make, server_call
 from protofed.bench.limit import Merged, batches, in_layout, layouts
+from protofed.bench.memory import tree_seconds
 from protofed.bench.plain import PlainFedAvg, PlainFedProto
 from protofed.bench.processes import Field
 from protofed.bench.report import markdown
 from protofed.bench.workloads import SERVER, TRAINING, Training
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
+
+ROOT = Path(__file__).parent.parent
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -119,7 +126,25 @@ def test_bad_input_is_named_before_anything_is_measured(given, message, tmp_path
 
 def test_names():
     assert measure.ENGINES == ("loop", "stack", "workers", "auto")
-    assert NAMES == ("cnn28", "cifar-cohort", "resnet18", "mlp-digits", "server", "many", "startup")
+    assert (
+        *("cnn28", "cifar-cohort", "cifar-cohort-pfl", "resnet18", "mlp-digits"),
+        *("server", "servers", "many", "startup", "evaluation", "around"),
+    ) == NAMES
+
+
+def test_a_server_case_counts_what_would_travel():
+    """In this process: everyone's prototypes go down to everyone, and what the engine does is not the server's."""
+    case = next(c for c in servers.CASES if c.label == "FedAPA, 100 clients").quick()
+    answer = server_case.main(case.spec | {"settings": {"engine": "loop"}})
+    first, second = answer["rounds"]
+    assert first["down"] < second["down"] and second["down"] > 4 * 4 * 4 * 12 * 8  # four clients, four banks of float32
+    for entry in answer["rounds"]:
+        seconds = entry["seconds"]
+        assert seconds["server"] + seconds["engine"] == pytest.approx(seconds["round"])
+        assert seconds["downloads"] + seconds["update"] <= seconds["server"]
+    row = {"label": "a", "measured": "server", "skipped": {}, "this": servers._summary([answer], "server")}
+    header, rows, _ = servers.table({"rows": [row, {**row, "other": row["this"]}]})
+    assert len(header) == len(rows[0]) == len(rows[1]) and rows[1][-2:] == ["1.00", "1.00"]
 
 
 # --- the contenders do the same work ----------------------------------------------------------------------------------
@@ -262,3 +287,89 @@ def test_one_that_dies_leaves_the_field():
         field.add("broken", {"kind": "no such kind"})
         assert field.turn() == {}
     assert field.skipped == {"broken": "KeyError: 'no such kind'"}
+
+
+# --- beside another checkout ------------------------------------------------------------------------------------------
+def test_speeds_beside_another_checkout_and_their_table():
+    turns = [
+        {THIS_CODE: {"seconds": 1.0, "processor_seconds": 2.0}, OTHER_CODE: {"seconds": 2.0, "processor_seconds": 2.2}},
+        {THIS_CODE: {"seconds": 2.0, "processor_seconds": 2.5}, OTHER_CODE: {"seconds": 3.0, "processor_seconds": 2.5}},
+        {THIS_CODE: {"seconds": 2.0, "processor_seconds": 2.0}, OTHER_CODE: {"seconds": 2.0, "processor_seconds": 3.0}},
+    ]
+    found = compared(turns)
+    assert found["speed"] == {"best": 2.0, "median": 1.5}
+    assert found["speed_by_processor"]["best"] == pytest.approx(1.1) and found["speed_by_processor"]["median"] == 1.1
+    way = {
+        "engine": "loop",
+        "inner": "loop",
+        "layout": "channels_last",
+        "convolution": "lean",
+        "workers": 1,
+        "threads": 1,
+    }
+    row = {**found, "settings": {THIS_CODE: {**way, "convolution": "grouped"}, OTHER_CODE: way}}
+    text = beside_markdown({"machine": measure.machine(), "quick": False, "workloads": {"cnn28": row}})
+    wanted = "| cnn28 | loop channels_last | loop channels_last lean | 3 | 1.000 | 2.000 | 0.50 | 0.67 | 0.91 | 0.91 |"
+    assert wanted in text.splitlines()
+
+
+def test_a_workload_and_its_model_are_handed_to_code_without_them():
+    """In a process of its own, whose protofed is made to lack both."""
+    code = """
+import json, sys
+from protofed import models
+from protofed.bench import elsewhere, workloads
+given, file = json.loads(sys.argv[1]), sys.argv[2]
+del workloads.TRAINING[given["name"]]
+del models.registry._entries[given["model"]]
+elsewhere.hand_in(given, file)
+workload = workloads.TRAINING[given["name"]].quick()
+print(type(workload.build_model().encoder.pool).__name__, workload.shape)
+"""
+    given = {**asdict(TRAINING["cifar-cohort-pfl"]), "of_the_future": 1}
+    file = inspect.getfile(models.registry["dropout-cnn"])
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(given), file], capture_output=True, text=True)
+    assert done.stdout.strip() == "MaxPool2d (3, 32, 32)", done.stderr
+
+
+def test_the_processors_time_of_a_process_and_its_children():
+    before = tree_seconds(os.getpid())
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    assert tree_seconds(os.getpid()) > before or not before  # there is no /proc
+    assert tree_seconds(2**22 + 1) == 0.0
+
+
+# --- evaluation ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+def test_an_evaluation_is_measured_beside_its_training_and_beside_a_checkout(monkeypatch):
+    cases = [case for case in evaluation.CASES if case.name in ("shared, last rounds", "many")]
+    monkeypatch.setattr(evaluation, "CASES", cases)
+    checkout = Path(__file__).parents[1]
+    result = measure.measure(["evaluation"], repeats=1, quick=True, beside=checkout)["workloads"]["evaluation"]
+    compared, alone = result["rows"].values()
+    assert compared["equal"] and compared["speed_best"] > 0 and alone["share"] > 0
+    assert set(compared[evaluation.THIS_CODE]) == {"training", "evaluation", "evaluation_cpu"}
+    assert [goal["what"] for goal in result["goals"]] == ["many: evaluation of a training round"]
+    assert "equal to the last bit" in evaluation.table(result)[2][-1]
+
+
+def test_figures_that_differ_are_seen():
+    one = {"metrics": {"accuracy": 0.5, "worst": 0.1}, "confusions": {"head": "a"}}
+    assert evaluation._equal(one, {"metrics": {"accuracy": 0.5}, "confusions": {"head": "a", "prototype": "b"}})
+    assert not evaluation._equal(one, {"metrics": {"accuracy": 0.5000001}, "confusions": {}})
+    assert not evaluation._equal(one, {"metrics": {}, "confusions": {"head": "b"}})
+
+
+@pytest.mark.slow
+def test_around_times_a_run_of_any_checkout(tmp_path):
+    from protofed.bench import around
+
+    case = around._sized(around.CASES["200 × MLP, a tenth takes part"], quick=True)
+    saved, plain = (around._timed(case, every, tmp_path / str(every), ROOT / "src") for every in (1, 1000))
+    assert len(saved["round_seconds"]) == 2 and saved["written_bytes"] > plain["written_bytes"] > 0
+    rows = {"case": {"this code": around._summary([saved], [plain])}}
+    result = {"rows": rows, "start_cpu_seconds": {"import torch": [1.0], "this code": [2.0]}}
+    header, lines, notes = around.table(result)
+    assert len(header) == len(lines[0]) and lines[0][0] == "case" and "2.00" in notes[-1]

@@ -166,10 +166,10 @@ def test_shuffled_trains_as_a_server_would_that_sends_wrong_prototypes():
     federation, records = finished("fedproto", control="shuffled")
     _, other = build(settings_of("fedproto").with_engine(LOOP))
     order = derangement(4, 1234)
-    message = type(other.exchange).message
+    message = type(other.exchange).own_message
 
     class Wrong(type(other.exchange)):
-        def message(self, state, client, round, names=None):
+        def own_message(self, state, client, round, names=None):
             sent = message(self, state, client, round, names)
             return replace(sent, bank=PrototypeBank(sent.bank.means[order], sent.bank.counts[order]))
 
@@ -231,7 +231,7 @@ def test_nothing_of_a_control_can_be_audited(tmp_path):
 # --- in comparisons ---------------------------------------------------------------------------------------------------
 def test_which_methods_have_a_control():
     named = {name for name in methods.available() if has_control(methods.get(name))}
-    assert {"fedproto", "fedsap", "fedapa", "fedpagr", "fedtgp", "fedmps", "fedproc", "protofssl"} == named
+    assert {"compose", "fedproto", "fedsap", "fedapa", "fedpagr", "fedtgp", "fedmps", "fedproc", "protofssl"} == named
 
 
 def test_controls_follow_their_methods():

@@ -212,6 +212,15 @@ def test_hampel_by_loops() -> None:
     assert abs(found[0, 17, 1]) < 5
 
 
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 9, 11, 13])
+def test_the_median_of_arrays(size: int) -> None:
+    """What is right for all zeros and ones is right for all numbers (the 0-1 principle of networks of comparisons)."""
+    ones = (np.arange(2**size)[None] >> np.arange(size)[:, None] & 1).astype(float)
+    np.testing.assert_array_equal(signal.median_of(ones), ones.sum(0) > size // 2)
+    numbers = np.random.default_rng(0).integers(0, 9, (4 * size + 1, 50)).astype(np.float32)
+    np.testing.assert_array_equal(signal.median_of(numbers), np.median(numbers, axis=0))
+
+
 def test_the_low_pass_keeps_slow_and_takes_fast() -> None:
     t = np.arange(400) / 200
     slow, fast = np.sin(2 * np.pi * 3 * t), np.sin(2 * np.pi * 60 * t)

@@ -32,7 +32,7 @@ from protofed.parts.attacks import Attack
 from protofed.parts.filters import Filter
 from protofed.privacy.mechanism import mechanisms
 from protofed.privacy.protocol import secure
-from protofed.registry import as_text, parse_part
+from protofed.registry import as_options, as_text, is_part, parse_part
 from protofed.schedules import Ramp, Weight
 
 if sys.version_info >= (3, 11):
@@ -180,6 +180,7 @@ def test_a_command_uses_what_exists(line, place):
         "watch",
         "figures",
         "methods",
+        "parts",
         "models",
         "settings",
         "data",
@@ -266,8 +267,8 @@ def actual(what: str) -> dict[str, Any]:
     kind, name = what.split()
     result: dict[str, Any] = {}
     for option, spec in REGISTRIES[kind].options(name).items():
-        if isinstance(spec.default, Reduce):
-            result[option] = as_text(spec.default)
+        if is_part(spec.default) or (isinstance(spec.default, tuple) and any(map(is_part, spec.default))):
+            result[option] = as_options(methods.get(name))[option]
         elif dataclasses.is_dataclass(spec.default):
             result |= {f"{option}.{k}": v for k, v in dataclasses.asdict(spec.default).items()}  # type: ignore[arg-type]
         else:
@@ -458,7 +459,7 @@ def test_what_is_said_of_reduces_and_filters_works():
     reduces = re.findall(r"^\| `([^`]+)`", text.split("| `reduce=` |")[1].split("\n\n")[0], flags=re.M)
     assert {entry.split("?")[0] for entry in reduces} == set(Reduce.registry.names())
     for entry in reduces:
-        assert as_text(resolve("fedproto", {"reduce": entry}).method.reduce) == entry
+        assert as_text(resolve("compose", {"reduce": entry}).method.reduce) == entry
     filters = re.findall(r"^\| `([^`]+)`", text.split("| filter |")[1].split("\n\n")[0], flags=re.M)
     assert {entry.split("?")[0] for entry in filters} == set(Filter.registry.names())
     assert resolve("fedproto", {"filters": filters}).general.filters == tuple(filters)
@@ -468,7 +469,7 @@ def test_what_is_said_of_reduces_and_filters_works():
         attack = parse_part(Attack.registry, entry)
         assert attack == type(attack)()  # what is shown are the defaults
     having = [name for name in methods.available() if "reduce" in methods.registry.options(name)]
-    assert len(having) == 10  # as pages say
+    assert len(having) == 11  # as pages say
     shares = {"fl2", "semifl"}
     additive = {name for name in methods.available() if methods.registry[name]().reduce.additive}
     assert set(having) == additive - shares

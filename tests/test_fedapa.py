@@ -1,6 +1,7 @@
 """FedAPA against a federation of plain loops, its ablations and its bytes; and the two baselines of its paper."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -193,7 +194,7 @@ def test_table_5_bytes_of_a_client_and_round(variant, size):
         up, down = (wire.encode(b) for b in (uploads[client].content, method.exchange.message(state, client, 2)))
         assert wire.sizes(up)["prototypes"] + wire.sizes(down)["prototypes"] == size
         assert wire.sizes(down)["weights"] == 0
-        expected = method.exchange.expected("down", {"classes": 21, "dim": 256, "others": 5}, {})
+        expected = method.exchange.expected("down", {"classes": 21, "dim": 256, "clients": 6}, {})
         wire.decode(down, expected=expected)  # of the shapes it says
 
 
@@ -226,6 +227,28 @@ def test_bytes_of_a_run():
     assert records[1].down["prototypes"] == 5 * (4 * 5 * known)
 
 
+def test_what_is_shared_is_encoded_once_and_counted_for_each():
+    """In one process nothing of the stack is copied; a site elsewhere is sent the whole message."""
+    _, federation, _ = finish("fedapa", **FAST, rounds=2)
+    clients = range(len(federation.data.clients))
+    downloads, down = federation.downloads(clients, 3)
+    assert downloads.common is not None and len(downloads.messages) == 1 + len(clients)
+    whole = {c: federation.exchange.message(federation.state, c, 3) for c in clients}
+    places = set()
+    for c in clients:
+        assert not whole[c].banks["peers"].known[c].any()
+        assert whole[c].banks["peers"].means is federation.state.padded.means
+        assert downloads[c] == wire.encode(whole[c])
+        assert wire.sizes(downloads[c]) == wire.encoded_sizes(whole[c])
+        here = federation.engine.inner.message(downloads, c) if hasattr(federation.engine, "inner") else None
+        here = federation.engine.message(downloads, c) if here is None else here
+        assert torch.equal(here.banks["peers"].known, whole[c].banks["peers"].known)
+        assert torch.equal(here.bank.means, whole[c].bank.means)
+        places.add(here.banks["peers"].means.data_ptr())
+    assert len(places) == 1
+    assert down == sum((wire.sizes(downloads[c]) for c in clients), start=Counter())
+
+
 # --- partial participation --------------------------------------------------------------------------------------------
 class Plain:
     """A network that gives its input as the embedding."""
@@ -249,7 +272,7 @@ def test_who_never_reported_is_sent_the_average_and_is_no_peer():
     sent = method.exchange.message(state, 3, 2)
     torch.testing.assert_close(sent.bank.means, state.average.means)
     assert sent.bank.known.all()
-    assert sent.banks["peers"].known.tolist() == [[True] * 3, [True] * 3, [False] * 3]
+    assert sent.banks["peers"].known.tolist() == [[True] * 3, [True] * 3, [False] * 3, [False] * 3]
     batch = batch_of()
     newcomer = method.terms(Plain(), batch, Received(bank=sent.bank, banks=sent.banks), 50)
     peers = [sent.banks["peers"][j] for j in range(2)]
@@ -272,7 +295,7 @@ def test_a_federation_of_one():
     uploads = full_uploads(1, 3, 4)
     state, _ = after(method, uploads, 1, 3, 4)
     sent = wire.decode(wire.encode(method.exchange.message(state, 0, 2)))
-    assert sent.banks["peers"].means.shape == (0, 3, 4)
+    assert not sent.banks["peers"].known.any()
     torch.testing.assert_close(sent.bank.means, uploads[0].content.bank.means)  # alone, Q is P
     batch = batch_of()
     terms = method.terms(Plain(), batch, Received(bank=sent.bank, banks=sent.banks, memory=uploads[0].content), 50)
@@ -399,7 +422,7 @@ def test_caring_in_a_run():
     names = list(plain.state.weights)
     assert not all(torch.allclose(federation.state.weights[n], plain.state.weights[n]) for n in names)
     method = methods.get("caring")
-    expected = method.exchange.expected("up", {"classes": 2, "dim": 1, "others": 4}, {"w": torch.zeros(2)})
+    expected = method.exchange.expected("up", {"classes": 2, "dim": 1, "clients": 5}, {"w": torch.zeros(2)})
     good = Bundle(weights={"w": torch.ones(2)}, scalars={"samples": 4.0, "performance": 0.5})
     wire.decode(wire.encode(good), "client 3", expected)
     with pytest.raises(wire.WireError, match="client 3: sent no performance"):

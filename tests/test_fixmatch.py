@@ -283,5 +283,7 @@ def test_labelled_samples_are_seen_weakly_or_as_they_are(view):
     _, federation = build(resolve("fixmatch-fedavg", keys))
     engine, data = federation.engine, federation.data.clients[0]
     own = {tuple(row) for row in data.labelled.take()[0].tolist()}
-    seen = [tuple(row) for _, batch in batches(engine.task, engine.skeleton, data, 0, 1) for row in batch.x.tolist()]
+    seen = [
+        tuple(row) for _, batch in batches(engine.task, engine.skeleton, data, None, 0, 1) for row in batch.x.tolist()
+    ]
     assert len(seen) == len(own) and (set(seen) == own if view == "none" else not set(seen) & own)

@@ -19,13 +19,14 @@ from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.federation.checkpoint import packed, unpacked
-from protofed.methods import Setup, Shared
+from protofed.methods import Setup, Shared, fedtgp
 from protofed.methods.fedmps import FedMPS
 from protofed.methods.fedpagr import FedPAGR
 from protofed.methods.fedproc import FedProc
-from protofed.methods.fedtgp import FedTGP, descend, prototypes
+from protofed.methods.fedtgp import FedTGP, Generator
 from protofed.models.base import LOW, Levels, Output
 from protofed.parts import Batch, Received, Upload
+from protofed.pieces import on_cores
 from protofed.wire import Bundle
 from support.engines import ENGINES, LOOP, assert_same, finish, updated
 from support.small import SMALL, blobs
@@ -302,7 +303,7 @@ def test_fedpagr_a_client_off_the_sphere_weighs_no_more():
 )
 def test_fedpagr_margin_and_steps_go_by_the_number_of_classes(classes, given, expected):
     method = methods.registry.make("fedpagr", given)
-    assert method.refinement(classes) == expected
+    assert method.refinement.chosen(classes) == expected
     state = method.start(setup(classes))
     upload = Upload(0, 1, Bundle(bank=bank(3, classes).normalised()))
     after = updated(method, state, [upload], 1, setup(classes)).bank
@@ -378,8 +379,29 @@ def naive_fedtgp(tensors, contents, known, epochs, batch, lr, seed, round, most=
     return model
 
 
-def test_fedtgp_server_equals_a_module_two_rounds():
-    """Class 2 is reported in the first round alone, class 3 never."""
+@pytest.mark.parametrize(("classes", "rows", "cores"), [(50, 128, 1), (3, 2, 1), (1, 2, 3)])
+def test_fedtgp_server_equals_a_module_two_rounds(monkeypatch, classes, rows, cores):
+    """Class 2 is reported in the first round alone, class 3 never; in one piece, and in several."""
+    monkeypatch.setattr(fedtgp, "CLASSES", classes)
+    monkeypatch.setattr(fedtgp, "ROWS", rows)
+    with on_cores(cores):
+        check_fedtgp_two_rounds()
+
+
+def test_fedtgp_bits_do_not_depend_on_the_number_of_cores(monkeypatch):
+    monkeypatch.setattr(fedtgp, "CLASSES", 1)
+    monkeypatch.setattr(fedtgp, "ROWS", 2)
+    uploads = [Upload(k, 5, Bundle(bank=bank(k))) for k in range(4)]
+    method, states = FedTGP(server_epochs=5), []
+    for cores in (1, 2, 4):
+        with on_cores(cores):
+            states.append(updated(method, method.start(setup()), uploads, 1, setup()))
+    for other in states[1:]:
+        assert torch.equal(states[0].bank.means, other.bank.means)
+        assert all(torch.equal(states[0].network[name], value) for name, value in other.network.items())
+
+
+def check_fedtgp_two_rounds():
     method, about = FedTGP(server_epochs=3, server_batch=2, server_lr=0.1), setup()
     state = method.start(about)
     first = [bank(1, known={0, 1}), bank(2, known={1, 2}), bank(3, known={0})]
@@ -408,9 +430,10 @@ def test_fedtgp_gradient_where_a_prototype_is_met_exactly():
     network = FedTGP().start(setup()).network
     network = {n: torch.zeros_like(v) if n.startswith("output") else v.clone() for n, v in network.items()}
     own = F.one_hot(torch.tensor([0, 1]), C).float()
-    descend(network, torch.zeros(2, D), own, torch.ones(C, dtype=torch.bool), torch.tensor(2.0), 0.1)
-    assert all(bool(torch.isfinite(v).all()) for v in network.values())
-    assert not bool(prototypes(network)[1].any())  # all distances are 0: nothing moves
+    generator = Generator(network, 0.1)
+    generator.descend(torch.zeros(2, D), torch.zeros(2, 1), own, -2.0 * own)
+    assert all(bool(torch.isfinite(v).all()) for v in generator.network.values())
+    assert not bool(generator.prototypes().any())  # all distances are 0: nothing moves
 
 
 @pytest.mark.parametrize("seed", range(4))

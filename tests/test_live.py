@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from threadpoolctl import threadpool_info
 
 import protofed as pf
 from protofed.data.csi import CSI, Tally, esp32, nexmon
@@ -93,6 +95,23 @@ def test_a_replay_gives_what_the_recording_gives(run: Any, folder: Path) -> None
     assert [m.unlike for m in moments] == found.unlike.tolist()
     assert live.account.tally.given == 60 and live.feed.dropped == 0 and all(m.latency < 5 for m in moments)
     assert "60 packets; 6 windows; packet to class" in live.status()
+
+
+def test_one_thread_computes_while_packets_come(run: Any, folder: Path) -> None:
+    """On a busy host, threads that wait for each other took seconds for a window."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with Live(run.model(0), run.settings.data, feed_of(f"replay:{folder / 'walk.pcap'}@50")) as live:
+            assert torch.get_num_threads() == 1
+            assert {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"} <= {1}
+            next(iter(live))
+        assert torch.get_num_threads() == 3
+        with pytest.raises(ProtofedError), Live(run.model(0), run.settings.data, feed_of("replay:nowhere.pcap")):
+            pass
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_datagrams_give_what_the_recording_gives_whatever_else_comes(run: Any, folder: Path) -> None:

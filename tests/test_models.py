@@ -76,6 +76,7 @@ def test_mlp_counts_any_shape() -> None:
         ("cnn", (1, 16, 16), {}, 50),
         ("cnn", (4, 17, 23), {"channels": (3, 6), "embedding": 8}, 8),
         ("cnn", (1, 10, 10), {"kernel": 3}, 50),
+        ("dropout-cnn", (3, 6, 9), {"channels": (2, 3), "embedding": 5}, 5),
         ("resnet18", (3, 32, 32), {}, 512),
         ("resnet18", (3, 64, 64), {"stem": "imagenet"}, 512),
         ("resnet18", (1, 28, 28), {}, 512),
@@ -343,6 +344,7 @@ def test_available_names_each_model_with_its_parameters() -> None:
     convnets = {"tinyconvnet4": 9_994, "middleconvnet4": 16_154, "largeconvnet4": 461_466}
     expected = {
         "cnn": 10 * 75 + 10 + 5020 + 20 * 25 * 50 + 50 + 510,
+        "dropout-cnn": 32 * 28 + 64 * 289 + 128 * (64 * 14 * 14 + 1) + 10 * 129,
         "googlenet": 6_624_904 - 64 * 147 - 64**2 - 192 * 64 * 9 - 4 * 64 + 192 * 27 - 990 * 1025,
         "mlp": 3072 * 128 + 128 + 128 * 64 + 64 + 650,
         "mobilenetv2": 3_504_872 - 990 * 1281,
@@ -383,6 +385,8 @@ def test_settings_can_be_given_as_an_object() -> None:
         ("cnn", (1, 28, 28), {"channels": (3, 4, 5)}, "model 'cnn': channels"),
         ("cnn", (1, 28, 28), {"dropout": 1.0}, "dropout=1.0; expected at least 0 and below 1"),
         ("cnn", (1, 28, 28), {"kernel": 0}, "kernel=0; expected at least 1"),
+        ("dropout-cnn", (1, 28, 28), {"dropout": (0.1, 1.0)}, "dropout=1.0; expected at least 0 and below 1"),
+        ("dropout-cnn", (1, 5, 28), {}, "at least 6x6; a sample has shape [1, 5, 28]"),
         ("mlp", (4,), {"embedding": 0}, "embedding=0; expected at least 1"),
         ("mlp", (4,), {"hidden": (8, -1)}, "hidden=-1; expected at least 1"),
         ("resnet18", (3, 32, 32), {"stem": "large"}, "model 'resnet18': stem='large'"),

@@ -26,6 +26,7 @@ from protofed.experiment.reproduce import (
     read_preset,
     run_plan,
 )
+from protofed.experiment.reproduce.run import take_finished
 from protofed.experiment.settings import parse_pairs
 from protofed.methods.control import has_control
 from support.marks import slow_but
@@ -458,6 +459,30 @@ def test_killed_and_resumed(call, tmp_path):
     assert numbers(here) == numbers(tmp_path / "whole")
 
 
+@pytest.mark.slow
+def test_runs_that_another_table_has_are_taken_from_it(tmp_path):
+    """FedAPA's figure of curves has runs of its table. Unfinished ones, and those of other settings, are not taken."""
+    given = parse_pairs([*TINY, *QUICK])
+    figure, table, other = (
+        plan(f"fedapa/{name}", seeds=1, only=["one architecture"], given=given | more)
+        for name, more in (("fig5", {}), ("table3", {}), ("table3", {"lr": 0.5}))
+    )
+    run_plan(figure, out=tmp_path / "figure", jobs=1)
+    grids = [p.grids["one architecture"] for p in (figure, table, other)]
+    here = tmp_path / "table/one-architecture"
+    assert take_finished("fedapa/fig5", grids[0], here) == 0, "a preset that is run again is run"
+    assert take_finished("fedapa/table3", grids[2], here) == 0, "it has another learning rate"
+    (tmp_path / "figure/one-architecture/Local-seed1234/summary.json").unlink()
+    shutil.copytree(tmp_path / "figure", tmp_path / "broken")
+    (tmp_path / "broken/reproduction.json").write_text("{")
+    run_plan(table, out=tmp_path / "table", jobs=1)
+    ends = {file.parent.name: json.loads(file.read_text())["seconds"] for file in here.glob("*/summary.json")}
+    assert set(ends) == set(grids[1].cells)
+    for cell in grids[0].cells:
+        file = tmp_path / "figure/one-architecture" / cell / "summary.json"
+        assert cell == "Local-seed1234" or json.loads(file.read_text())["seconds"] == ends[cell]
+
+
 # --- the ledger -------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
@@ -480,8 +505,8 @@ def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
 def test_rows_are_found_by_label_or_by_what_they_are():
     page = ledger_pages(ROOT / "docs/results")["fedapa"]
     rows = (ROOT / "docs/results/fedapa-csi-crowd/table.md").read_text(encoding="utf-8")
-    ours = re.search(r"^\| caring \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
-    assert ours is not None and f"| CARING | {ours[1]} / 77.6 / " in page
+    ours = re.search(r"^\| fedapa \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
+    assert ours is not None and f"| FedAPA | {ours[1]} / 87.25 / " in page
 
 
 def test_the_ledger_in_the_documentation_is_of_today():

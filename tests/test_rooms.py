@@ -143,10 +143,10 @@ def test_imports_keep_to_the_table():
     assert wrong.keys() >= PENDING, f"no longer pending: {PENDING - wrong.keys()}"
 
 
-@pytest.mark.parametrize("room", ["bank", "losses", "aggregate", "schedules", "geometry", "wire"])
+@pytest.mark.parametrize("room", ["bank", "losses", "aggregate", "schedules", "geometry", "wire", "pieces"])
 def test_the_mathematics_and_the_wire_need_nothing_but_each_other(room):
     """Stated here as well, whatever the table becomes."""
-    pure = {"bank", "losses", "aggregate", "schedules", "geometry", "wire", "errors"}
+    pure = {"bank", "losses", "aggregate", "schedules", "geometry", "wire", "errors", "pieces"}
     assert ALLOWED[room] <= pure
 
 

@@ -139,7 +139,8 @@ def test_what_is_asked_for_by_name_stays(facts, how, layout):
         ({"model": "mlp", "hidden": [128]}, None, "stack"),
         ({"model": "mlp", "hidden": [4000, 100]}, None, "loop"),
         ({"model": "cnn", "channels": [2, 3], "embedding": 6}, 16, "stack"),
-        ({"model": "cnn", "channels": [32, 64], "embedding": 512}, 28, "loop channels_last lean"),
+        ({"model": "cnn", "channels": [32, 64], "embedding": 512}, 28, "loop channels_last"),
+        ({"model": "resnet9", "width": 0.125, "norm": "batch"}, 16, "loop channels_last lean"),
         ({"model": "tinyconvnet4", "batch": 32}, 28, "loop"),
     ],
 )

@@ -20,7 +20,7 @@ from protofed import losses, wire
 from protofed.errors import ProtofedError
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation.batches import batches, prepared_of
+from protofed.federation.batches import batches
 from protofed.methods import at_server
 from protofed.methods.fedmatch import FedMatch, FedMatchServer, fixed_input
 from protofed.methods.fl2 import FL2, thresholds
@@ -285,8 +285,7 @@ def prepared_batches(name, **more):
     _, federation = build(settings_of(name, **more).with_engine(LOOP))
     engine, data = federation.engine, federation.data.clients[1]
     received = Received(weights=weights_like(engine.start, 5))
-    prepared = prepared_of(engine.task, engine.skeleton, data, received, 1, 2)
-    return list(batches(engine.task, engine.skeleton, data, 1, 2, prepared)), data, engine, received
+    return list(batches(engine.task, engine.skeleton, data, received, 1, 2)), data, engine, received
 
 
 def weights_like(start, seed):
@@ -336,10 +335,13 @@ def test_fedarpl_labels_a_sample_once_a_step_or_once_a_round(each):
     _, federation = build(resolve("fedarpl", keys).with_engine(LOOP))
     engine, data = federation.engine, federation.data.clients[1]
     received = Received(weights=weights_like(engine.start, 5), scalars={"threshold": 0.3, "phase": 1})
-    prepared = prepared_of(engine.task, engine.skeleton, data, received, 1, 2)
     net = TrainingNetwork(engine.skeleton, engine.skeleton.params)
     scores = {}
-    for step, batch in batches(engine.task, engine.skeleton, data, 1, 2, prepared):
+    for step, batch in batches(engine.task, engine.skeleton, data, received, 1, 2):
+        assert engine.skeleton.module.training
+        if each == "step":  # computed for many steps in one call, of the view that the step sees
+            now = net.frozen(batch.weak, received.weights).logits.softmax(-1)
+            torch.testing.assert_close(batch.prepared["p"], now)
         pseudo = engine.method.terms(net, batch, received, 2).pseudo
         for row, score in zip(step.unlabelled.tolist(), pseudo.score.tolist(), strict=True):
             scores.setdefault(row, set()).add(round(score, 5))

@@ -204,7 +204,8 @@ def test_not_a_pair(pair):
 
 # --- groups -----------------------------------------------------------------------------------------------------------
 ORDER = """rounds clients participation choice new_clients seed epochs batch optimiser lr momentum weight_decay
-nesterov lr_schedule smoothing clip keep_optimiser shared_optimiser gradients initial models assignment capability projection
+nesterov lr_schedule smoothing clip keep_optimiser shared_optimiser gradients precision
+initial models assignment capability projection
 dim projection_dropout train features test test_share scope validation_share labels labels_per_class server_labels
 server_label_noise unlabelled_limit unlabelled open_share shift unseen attack filters privacy guard secure control
 augmentation flip crop randaugment randaugment_scale randaugment_pool cutout start_from track silhouette

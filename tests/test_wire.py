@@ -623,3 +623,37 @@ def test_what_was_read_together_may_be_written_to() -> None:
     assert isinstance(first, Bundle) and isinstance(second, Bundle) and first.bank and second.bank
     first.bank.means.zero_()
     assert second.bank.means.eq(2).all()
+
+
+# --- weights that are read together -----------------------------------------------------------------------------------
+def test_weights_of_messages_read_together_are_those_of_each():
+    """As one matrix where they lie as one; integers beside floating weights, scalars and banks do not."""
+    from protofed.federation.guard import norms_of
+    from protofed.wire.stacked import WeightsRow
+
+    def content(k, **more):
+        g = torch.Generator().manual_seed(k)
+        weights = {
+            "b": torch.randn(3, generator=g),
+            "a.w": torch.randn(2, 4, generator=g),
+            "c": torch.randn((), generator=g),
+        }
+        return Bundle(bank=bank(), weights=weights | more, tensors={"t": torch.ones(2)}, scalars={"samples": float(k)})
+
+    plain = [content(k) for k in range(4)]
+    decoded = wire.decode_each([encode(b) for b in plain], list("abcd"), summed={"weights"})
+    for bundle, original in zip(decoded, plain, strict=True):
+        assert isinstance(bundle.weights, WeightsRow) and set(bundle.weights) == set(original.weights)
+        assert all(torch.equal(bundle.weights[name], value) for name, value in original.weights.items())
+        assert torch.equal(bundle.weights.flat, torch.cat([bundle.weights[n].reshape(-1) for n in bundle.weights]))
+        assert norms_of(bundle)["weights"] == pytest.approx(norms_of(original)["weights"], rel=1e-5)
+        assert encode(bundle) == encode(original)
+    kept = wire.decode_each([encode(b) for b in plain], list("abcd"))  # what a server keeps is a tree of tensors
+    assert all(type(bundle.weights) is dict for bundle in kept)
+    huge = wire.decode_each([encode(Bundle(weights={"w": torch.full((4,), 1e30)}))] * 2, list("ab"), summed={"weights"})
+    assert huge[0].weights.norm == pytest.approx(2e30, rel=1e-5)
+    mixed = wire.decode_each(
+        [encode(content(k, n=torch.tensor([k]))) for k in range(3)], list("abc"), summed={"weights"}
+    )
+    assert [int(bundle.weights["n"]) for bundle in mixed] == [0, 1, 2]
+    assert not any(isinstance(bundle.weights, WeightsRow) for bundle in mixed)

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from .bank import TINY, PrototypeBank, single, unit
+from .pieces import in_pieces
+
+TOGETHER = 8  # blocks of pairs whose sums are held at once
 
 
 # --- averages ---------------------------------------------------------------------------------------------------------
@@ -97,12 +100,13 @@ def personalised(
     held = banks.known.T[:, None, :]  # [C, 1, N]
     # Where nobody holds a class, everybody counts as a peer: the weights are then finite, and their result is not used.
     peers = held | ~held.any(-1, keepdim=True)
-    rows = []
-    for clients in directions.split(block, dim=1):
+
+    def weighted_by_likeness(clients: Tensor) -> Tensor:
         likeness = clients @ directions.transpose(1, 2) / temperature  # Eq. 5
         share = torch.where(peers, likeness, -float("inf")).softmax(-1)  # Eq. 6
-        rows.append(share @ means)  # Eq. 7
-    q = torch.cat(rows, dim=1).transpose(0, 1)
+        return share @ means  # Eq. 7
+
+    q = torch.cat(in_pieces(weighted_by_likeness, directions.split(block, dim=1)), dim=1).transpose(0, 1)
     return PrototypeBank(torch.where(banks.known[..., None], q, filled.means), filled.counts)  # Eq. 8
 
 
@@ -185,15 +189,22 @@ def _neighbours(u: Tensor, known: Tensor, margin: float, block: int) -> Tensor:
     if len(u) <= block:  # one product, which also runs under vmap
         others = ~torch.eye(len(u), dtype=torch.bool, device=u.device)
         return ((u @ u.T > margin) & known[:, None] & known & others).to(u.dtype) @ u
-    total = torch.zeros_like(u)
-    for i in range(0, len(u), block):
+
+    def near_to(i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a block of rows from the i-th gets from itself and later rows, which later rows get any, and what."""
         rows = u[i : i + block]
         near = (rows @ u[i:].T > margin).triu(1)  # each pair once; it adds to both its rows
         near &= known[i : i + block, None] & known[i:]
         columns = near.any(0).nonzero().squeeze(1)  # few, once the classes stand apart
         pairs = near[:, columns].to(u.dtype)
-        total[i : i + block] += pairs @ u[i + columns]
-        total.index_add_(0, i + columns, pairs.T @ rows)
+        return pairs @ u[i + columns], i + columns, pairs.T @ rows
+
+    total = torch.zeros_like(u)
+    blocks = range(0, len(u), block)
+    for some in (blocks[k : k + TOGETHER] for k in range(0, len(blocks), TOGETHER)):
+        for i, (own, columns, theirs) in zip(some, in_pieces(near_to, some), strict=True):
+            total[i : i + block] += own
+            total.index_add_(0, columns, theirs)
     return total
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 TINY = 1e-12
+LARGE = 2**17  # numbers of a bank from which unknown rows are not held where they need not be
+MANY = 512  # classes from which class means may be sums by class and not a matrix product
 
 
 def single(x: Tensor) -> Tensor:
@@ -79,6 +81,32 @@ class PrototypeBank:
         """The width d of the embeddings."""
         return self.means.shape[-1]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape `[..., C, d]` of the means."""
+        return tuple(self.means.shape)
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The means and counts that are held in memory: all rows, or in a `SparseBank` the known ones."""
+        return self.means, self.counts
+
+    @property
+    def known_means(self) -> Tensor:
+        """The prototypes of the known classes, one after another `[number, d]`."""
+        return self.means[self.known]
+
+    def compact(self) -> PrototypeBank:
+        """The same bank; one of many classes, of which it knows few, as a `SparseBank`."""
+        if self.means.ndim != 2 or self.means.numel() < LARGE:
+            return self
+        rows = self.counts.nonzero().squeeze(1)
+        return (
+            self
+            if 2 * len(rows) > self.num_classes
+            else SparseBank(rows, self.means[rows], self.counts[rows], self.num_classes)
+        )
+
     @classmethod
     def empty(cls, num_classes: int, dim: int, like: Tensor | None = None) -> PrototypeBank:
         """A bank that knows no class.
@@ -98,7 +126,8 @@ class PrototypeBank:
     def from_embeddings(cls, z: Tensor, y: Tensor, num_classes: int, weight: Tensor | None = None) -> PrototypeBank:
         """The class means of embeddings.
 
-        It is a matrix product in place of a scatter, so that it runs under `vmap` and has a gradient.
+        It is a matrix product in place of a scatter; with many classes, of which most have no sample, it is a sum by
+        class. Both run under `vmap` and have a gradient.
 
         Args:
             z: embeddings `[n, d]`.
@@ -111,6 +140,11 @@ class PrototypeBank:
         """
         if z.ndim != 2 or y.ndim != 1 or z.shape[0] != y.shape[0]:
             raise ValueError(f"expected z [n, d] and y [n], got {tuple(z.shape)} and {tuple(y.shape)}")
+        if num_classes > max(MANY, len(y)):
+            n = z.new_ones(len(y)) if weight is None else weight.to(z.dtype)
+            counts = z.new_zeros(num_classes).index_add(0, y, n)
+            summed = z.new_zeros(num_classes, z.shape[1]).index_add(0, y, z if weight is None else n[:, None] * z)
+            return cls(summed / torch.where(counts > 0, counts, torch.ones_like(counts))[:, None], counts)
         member = (y[:, None] == torch.arange(num_classes, device=y.device)).to(z.dtype)
         if weight is not None:
             member = member * weight[:, None].to(z.dtype)
@@ -198,6 +232,75 @@ class PrototypeBank:
             `[..., n]`, class numbers.
         """
         return self.distances(z, metric).argmin(-1)
+
+
+class SparseBank(PrototypeBank):
+    """A bank of which the known rows alone are held. Whoever reads `means` or `counts` gets whole tensors, made for it.
+
+    >>> bank = SparseBank(torch.tensor([2]), torch.ones(1, 4), torch.tensor([5.0]), num_classes=3)
+    >>> bank.counts.tolist(), bank.means.shape
+    ([0.0, 0.0, 5.0], torch.Size([3, 4]))
+    """
+
+    def __init__(self, rows: Tensor, row_means: Tensor, row_counts: Tensor, num_classes: int) -> None:
+        """
+        Args:
+            rows: the numbers of the known classes `[k]`, rising.
+            row_means: their prototypes `[k, d]`.
+            row_counts: their counts `[k]`, none of which is 0.
+            num_classes: C.
+        """
+        values = {"rows": rows, "row_means": row_means, "row_counts": row_counts, "classes": num_classes}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)  # the class is frozen
+
+    rows: Tensor
+    row_means: Tensor
+    row_counts: Tensor
+    classes: int
+
+    @property
+    def means(self) -> Tensor:
+        """`[C, d]`, zeros where a class is unknown."""
+        return self.row_means.new_zeros(self.shape).index_copy_(0, self.rows, self.row_means)
+
+    @property
+    def counts(self) -> Tensor:
+        """`[C]`."""
+        return self.row_counts.new_zeros(self.classes).index_copy_(0, self.rows, self.row_counts)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes C, known or not."""
+        return self.classes
+
+    @property
+    def dim(self) -> int:
+        """The width d of the embeddings."""
+        return self.row_means.shape[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape `[C, d]` of the means."""
+        return self.classes, self.dim
+
+    @property
+    def held(self) -> tuple[Tensor, Tensor]:
+        """The means and counts of the known rows."""
+        return self.row_means, self.row_counts
+
+    @property
+    def known_means(self) -> Tensor:
+        """The prototypes of the known classes."""
+        return self.row_means
+
+    def compact(self) -> PrototypeBank:
+        """The same bank."""
+        return self
+
+    def normalised(self) -> PrototypeBank:
+        """The same bank with its prototypes on the unit sphere."""
+        return SparseBank(self.rows, unit(self.row_means), self.row_counts, self.classes)
 
 
 pytree.register_dataclass(PrototypeBank)

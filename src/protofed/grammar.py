@@ -172,12 +172,28 @@ def parse_choice(text: str, kind: str) -> Choice:
 
     >>> parse_choice("trimmed?share=0.2", "reduce")
     Choice(name='trimmed', settings={'share': 0.2})
+    >>> parse_choice("align?weight.start=20&weight.end=40", "term").settings
+    {'weight': {'start': 20, 'end': 40}}
     """
     where = f"{kind} {text!r}"
     name, asks, query = text.partition("?")
     if asks and not query.strip():
         raise ProtofedError(f"{where}: expected key=value after '?'")
-    return Choice(name.strip(), parse_query(query, where) if asks else {})
+    return Choice(name.strip(), _nested(parse_query(query, where), where) if asks else {})
+
+
+def _nested(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The settings, in which `weight.start=20&weight.end=40` is one mapping, `weight`."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        name, dot, inner = key.partition(".")
+        if dot and isinstance(result.setdefault(name, {}), dict):
+            result[name][inner] = value
+        elif dot or name in result:
+            raise ProtofedError(f"{where}: {name!r} is given as a value and by its parts; leave one of them out")
+        else:
+            result[name] = value
+    return result
 
 
 def parse_entry(text: str) -> Entry:
@@ -294,5 +310,9 @@ def write_choice(name: str, settings: Mapping[str, Any]) -> str:
     >>> write_choice("trimmed", {"share": 0.2})
     'trimmed?share=0.2'
     """
-    query = "&".join(f"{key}={write_value(value)}" for key, value in settings.items())
+    pairs: list[tuple[str, Any]] = []
+    for key, value in settings.items():
+        inner = value if isinstance(value, Mapping) and all(str(k).isidentifier() for k in value) else None
+        pairs += [(f"{key}.{k}", v) for k, v in inner.items()] if inner else [(key, value)]
+    query = "&".join(f"{key}={write_value(value)}" for key, value in pairs)
     return f"{name}?{query}" if query else name

@@ -66,8 +66,9 @@ def alignment(
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be mean or sum, not {reduction!r}")
     z, weight = _samples(z, weight)
-    square = (z - _means(bank)[y]) ** 2
-    return _mean(square.mean(-1) if reduction == "mean" else square.sum(-1), weight * bank.known[y])
+    means, known = _means_of(bank, y)
+    square = (z - means) ** 2
+    return _mean(square.mean(-1) if reduction == "mean" else square.sum(-1), weight * known)
 
 
 def consistency(z: Tensor, y: Tensor, bank: PrototypeBank, weight: Tensor | None = None) -> Tensor:
@@ -88,8 +89,9 @@ def consistency(z: Tensor, y: Tensor, bank: PrototypeBank, weight: Tensor | None
     0.0
     """
     z, weight = _samples(z, weight)
-    cosine = (unit(z) * unit(_means(bank))[y]).sum(-1)
-    return _mean(1 - cosine, weight * bank.known[y])
+    means, known = _means_of(bank, y)
+    cosine = (unit(z) * unit(means)).sum(-1)
+    return _mean(1 - cosine, weight * known)
 
 
 # --- contrast between the classes of a bank, by cosine ----------------------------------------------------------------
@@ -166,7 +168,12 @@ def uniformity(z: Tensor, bank: PrototypeBank, temperature: float = 0.1, weight:
 
 
 def peer_contrast(
-    z: Tensor, y: Tensor, banks: PrototypeBank, temperature: float = 0.5, weight: Tensor | None = None
+    z: Tensor,
+    y: Tensor,
+    banks: PrototypeBank,
+    temperature: float = 0.5,
+    weight: Tensor | None = None,
+    further: PrototypeBank | None = None,
 ) -> Tensor:
     """Mean over the peers' banks of the cross-entropy over `cos(z, p_jc) / temperature`: FedAPA Eq. 10.
 
@@ -179,6 +186,7 @@ def peer_contrast(
         banks: a stack of the peers' banks `[N, C, d]`.
         temperature: what the cosines are divided by.
         weight: `[n]`, how much each sample counts; 0 is padding.
+        further: one more peer's bank `[C, d]`, where it is not among the others.
 
     Returns:
         the mean over the peers, 0 where none of them knows a class of the batch.
@@ -189,10 +197,32 @@ def peer_contrast(
     0.3133
     """
     z, weight = _samples(z, weight)
-    known = banks.known[..., y]  # [N, n]
-    log_p = _pick(_cosine_log_softmax(z, banks, 1 / temperature), y)
-    weight = weight * known
-    return _mean(_mean(torch.where(known, -log_p, 0.0), weight), (weight.sum(-1) > 0).to(z.dtype))
+    directions = unit(z) / temperature
+    values, counted = _contrast_with_each(directions, y, banks, weight)
+    if further is not None:
+        more = _contrast_with_each(directions, y, PrototypeBank(further.means[None], further.counts[None]), weight)
+        values, counted = torch.cat([values, more[0]]), torch.cat([counted, more[1]])
+    return _mean(values, counted)
+
+
+def _contrast_with_each(directions: Tensor, y: Tensor, banks: PrototypeBank, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy with each bank of a stack `[N]`, and 1 for those that know a class of the batch, 0 for others.
+
+    A stack may be shared by many clients, of whom each lacks another bank: which prototypes are known enters after the
+    one product with all of them, so that nothing of the stack is copied for a client. NaN in an unknown row becomes 0.
+    """
+    n, classes = len(directions), banks.num_classes
+    means = single(banks.means)
+    rows = unit(torch.where(means.isfinite(), means, 0.0)).flatten(0, 1)
+    known = banks.known
+    hidden = torch.where(known | ~known.any(-1, keepdim=True), 0.0, -INF).to(rows.dtype)
+    log_p = ((directions @ rows.T).unflatten(-1, (-1, classes)) + hidden).log_softmax(-1)  # [n, N, C]
+    of_sample = known[:, y].T  # [n, N]
+    picked = log_p.gather(-1, y[:, None, None].expand(n, len(known), 1)).squeeze(-1)
+    weights = weight[:, None] * of_sample
+    total = weights.sum(0)
+    values = (torch.where(of_sample, -picked, 0.0) * weights).sum(0) / torch.where(total > 0, total, 1.0)
+    return values, (total > 0).to(values.dtype)
 
 
 def prototype_softmax(z: Tensor, bank: PrototypeBank, temperature: float = 0.1) -> Tensor:
@@ -387,9 +417,10 @@ def soft_labels(
     0.0
     """
     logits, weight = _samples(logits, weight)
-    target = (torch.where(known[:, None], single(targets), 0.0)[y] / temperature).log_softmax(-1)
+    known = known[y]
+    target = (torch.where(known[:, None], single(targets[y]), 0.0) / temperature).log_softmax(-1)
     divergence = (target.exp() * (target - (logits / temperature).log_softmax(-1))).sum(-1)
-    return _mean(divergence, weight * known[y])
+    return _mean(divergence, weight * known)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -453,6 +484,12 @@ def _of_samples(values: Tensor, weight: Tensor) -> Tensor:
 def _means(bank: PrototypeBank) -> Tensor:
     """The prototypes, with zeros where a class is unknown, at least in single precision."""
     return torch.where(bank.known[..., None], single(bank.means), 0.0)
+
+
+def _means_of(bank: PrototypeBank, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The prototype of each sample's class, zeros where it is unknown, and whether it is known. Other rows are not read."""
+    known = bank.known[y]
+    return torch.where(known[:, None], single(bank.means[y]), 0.0), known
 
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:

@@ -211,6 +211,7 @@ class Comparison:
         columns: The columns of the tables, where a person has chosen them.
         failures: By the name of the cell, such as `fedavg-seed1234`, why its run failed.
         seeds: The seeds.
+        left: The names of cells that other parts of the comparison have not finished yet.
     """
 
     results: dict[str, list[Result]]
@@ -219,6 +220,7 @@ class Comparison:
     columns: list[str] | None = None
     failures: dict[str, str] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     def summaries(self) -> dict[str, list[dict[str, Any]]]:
         """The summaries of the finished runs, by the label of the variant."""

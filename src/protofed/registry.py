@@ -99,7 +99,24 @@ class Registry(Generic[T]):
         Example: `methods.registry.make("fedprox", {"mu": "0.01"}).mu` is 0.01.
         """
         entry = self[name]
-        return coerce(entry, dict(options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
+        return coerce(entry, self._completed(name, options or {}), f"{self.kind} {entry.name!r}")  # type: ignore[attr-defined]
+
+    def _completed(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with what their defaults add: a group given in part (`alignment.shape`) keeps the rest of its default.
+
+        A number that becomes a schedule starts at 0 and grows to its default. Where a list is expected, one number becomes a
+        list of one.
+        """
+        completed, fields = dict(options), self.options(name)
+        for key, value in options.items():
+            default = fields[key].default if key in fields else None
+            if isinstance(value, Mapping) and dataclasses.is_dataclass(default) and not isinstance(default, type):
+                completed[key] = {**dataclasses.asdict(default), **value}
+            elif isinstance(value, Mapping) and isinstance(default, int | float):
+                completed[key] = {"start": 0, **({"maximum": default} if default else {}), **value}
+            elif isinstance(value, int | float) and isinstance(default, tuple):
+                completed[key] = [value]
+        return completed
 
     @contextlib.contextmanager
     def temporarily(self) -> Iterator[Registry[T]]:
@@ -126,18 +143,25 @@ def parse_part(registry: Registry[T], text: str) -> T:
 
 def as_text(part: Any) -> str:
     """The text that `parse_part` reads back: the name of a part and all its settings."""
-    return write_choice(part.name, {f.name: getattr(part, f.name) for f in dataclasses.fields(part)})
+    return write_choice(part.name, as_options(part))
 
 
 def as_options(entry: Any) -> dict[str, Any]:
-    """The settings of an entry as plain values: a part as text, a schedule as a mapping."""
-    values = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
-    for name, value in values.items():
-        if isinstance(getattr(type(value), "registry", None), Registry):
-            values[name] = as_text(value)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            values[name] = dataclasses.asdict(value)
-    return values
+    """The settings of an entry as plain values: a part as text, parts as a list of texts, a schedule as a mapping."""
+    return {f.name: _plain(getattr(entry, f.name)) for f in dataclasses.fields(entry)}
+
+
+def is_part(value: Any) -> bool:
+    """Whether a value is a registered part, which a text can stand for."""
+    return isinstance(getattr(type(value), "registry", None), Registry)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and any(map(is_part, value)):
+        return [as_text(part) for part in value]
+    if is_part(value):
+        return as_text(value)
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 
 @lru_cache(maxsize=512)
@@ -193,7 +217,7 @@ def _prepare(hint: Any, value: Any, owner: str) -> Any:
         return [_prepare(typing.get_args(sequence)[0], v, owner) for v in value]
     is_text = str in choices or any(value in typing.get_args(t) for t in choices if typing.get_origin(t) is Literal)
     if sequence is not None and isinstance(value, str) and not is_text:
-        return parse_list(value)
+        return [_prepare(typing.get_args(sequence)[0], v, owner) for v in parse_list(value)]
     if sequence is not None and isinstance(value, int | float) and not {int, float} & set(choices):
         return [value]
     return value

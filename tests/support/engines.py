@@ -16,6 +16,7 @@ from protofed.parts.reduce import Running
 
 LOOP = EngineSettings("loop", "loop", "contiguous", "grouped", 1, 1)
 ENGINES = {
+    "channels last": replace(LOOP, layout="channels_last"),
     "channels last, lean": replace(LOOP, layout="channels_last", convolution="lean"),
     "stack": EngineSettings("stack", "stack", "contiguous", "grouped", 1, 1),
     "stack unfold": EngineSettings("stack", "stack", "contiguous", "unfold", 1, 1),

@@ -12,9 +12,9 @@ from rich.console import Console
 from ..disk import write_atomically
 from ..errors import ProtofedError, unknown
 from . import measure
-from .beside import measure_beside
+from .beside import beside_markdown, measure_beside
 from .report import markdown, print_results
-from .workloads import NAMES, TRAINING
+from .workloads import BESIDE, NAMES, TRAINING
 
 __all__ = ["NAMES", "markdown", "measure", "print_results", "run_bench"]
 
@@ -37,7 +37,8 @@ def run_bench(
         quick: Whether tiny sizes are measured, which test the program and say nothing about speed.
         json_file: The file for all results.
         markdown_file: The file for the tables.
-        beside: Another checkout of protofed; training is then measured in turns with that checkout's code.
+        beside: Another checkout of protofed, with whose code training takes turns, or `evaluation`, `servers` and `around`
+            where only these are measured.
         console: Where tables are printed.
 
     Returns:
@@ -55,12 +56,14 @@ def run_bench(
     def say(text: str) -> None:
         console.print(text, markup=False, style="dim", soft_wrap=True)
 
-    if beside is not None:
+    if beside is not None and (not workloads or not BESIDE.issuperset(workloads)):
         results = measure_beside(workloads or TRAINING, beside, repeats=turns, quick=quick, say=say)
         if json_file is not None:
             write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())
+        if markdown_file is not None:
+            write_atomically(markdown_file, beside_markdown(results).encode())
         return results
-    results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say)
+    results = measure.measure(dict.fromkeys(workloads or NAMES), repeats=turns, quick=quick, say=say, beside=beside)
     print_results(results, console)
     if json_file is not None:
         write_atomically(json_file, (json.dumps(results, indent=1) + "\n").encode())

@@ -23,7 +23,7 @@ from ..errors import ProtofedError
 from ..experiment.run import build
 from ..experiment.settings import resolve
 from ..federation.choose import label
-from ..federation.workers import keep_pages
+from ..federation.pages import keep_pages
 from . import limit, plain
 from .clock import Clock
 from .memory import tree_memory

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ import torch
 
 from ..federation.choose import cores
 from ..version import __version__
+from .around import measure_around
+from .evaluation import measure_evaluation
 from .processes import Failed, Field, Process
-from .workloads import NAMES, SERVER, TRAINING, Many, Startup, Training
+from .servers import measure_servers
+from .workloads import NAMES, SERVER, TRAINING, Many, Say, Startup, Training, goal
 
 FORMAT = 1
 ENGINES: tuple[str, ...] = ("loop", "stack", "workers", "auto")
@@ -28,12 +31,16 @@ FINALISTS = 3  # the best of the limit's sweep, which are then measured in the t
 SWEEP_SECONDS = 0.4  # for each combination of the sweep
 GIB = 2**30
 
-Say = Callable[[str], None]
 Specs = dict[str, dict[str, Any]]
 
 
 def measure(
-    names: Iterable[str], *, repeats: int = 3, quick: bool = False, say: Say = lambda text: None
+    names: Iterable[str],
+    *,
+    repeats: int = 3,
+    quick: bool = False,
+    say: Say = lambda text: None,
+    beside: Path | None = None,
 ) -> dict[str, Any]:
     """Measure workloads.
 
@@ -42,6 +49,7 @@ def measure(
         repeats: The number of turns.
         quick: Whether tiny sizes are measured.
         say: A function that reports progress.
+        beside: Another checkout, with whose code those workloads take turns that can.
 
     Returns:
         All results, as `--json` writes them.
@@ -52,10 +60,17 @@ def measure(
             results[name] = _training(TRAINING[name].quick() if quick else TRAINING[name], repeats, quick, say)
         elif name == "server":
             results[name] = _server(repeats, quick, say)
+        elif name == "servers":
+            say("servers: rounds without their training")
+            results[name] = measure_servers(repeats, quick, say, beside)
         elif name == "many":
             results[name] = _many(quick, say)
         elif name == "startup":
             results[name] = _startup(repeats, quick, say)
+        elif name == "evaluation":
+            results[name] = measure_evaluation(repeats, quick, say, beside)
+        elif name == "around":
+            results[name] = measure_around(repeats, quick, say, beside)
         else:
             raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
     return {"format": FORMAT, "machine": machine(), "repeats": repeats, "quick": quick, "workloads": results}
@@ -243,10 +258,10 @@ def derive(workload: Training, contenders: dict[str, dict[str, Any]]) -> dict[st
         ("of_training_limit", workload.of_limit, "of the limit, its training steps alone"),
     ):
         if target is not None:
-            result["goals"].append(_goal(f"{DEFAULT}: {description}", default_ratios.get(key), target, at_least=True))
+            result["goals"].append(goal(f"{DEFAULT}: {description}", default_ratios.get(key), target, at_least=True))
     if workload.overhead is not None:
         share = result["overhead"].get(DEFAULT)
-        result["goals"].append(_goal(f"{DEFAULT}: overhead", share, workload.overhead, at_least=False))
+        result["goals"].append(goal(f"{DEFAULT}: overhead", share, workload.overhead, at_least=False))
     return result
 
 
@@ -258,11 +273,6 @@ def _overhead(engine: Mapping[str, Any]) -> float:
     """The share of the processes' time in a round that is not computation; it includes waiting."""
     pairs = zip(engine["seconds"], engine["compute_seconds"], strict=True)
     return statistics.median(1 - statistics.fmean(spent) / whole for whole, spent in pairs)
-
-
-def _goal(description: str, value: float | None, target: float, at_least: bool) -> dict[str, Any]:
-    met = None if value is None else value >= target if at_least else value <= target
-    return {"what": description, "value": value, "at_least" if at_least else "at_most": target, "met": met}
 
 
 # --- server -----------------------------------------------------------------------------------------------------------
@@ -289,7 +299,7 @@ def _server(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
             row.setdefault("peak_bytes", replies[-1]["peak_bytes"])
         rows.append(row)
         if case.memory is not None:
-            goals.append(_goal(f"{case.label}: GiB", row["peak_bytes"] / GIB, case.memory, at_least=False))
+            goals.append(goal(f"{case.label}: GiB", row["peak_bytes"] / GIB, case.memory, at_least=False))
     return {"kind": "server", "rows": rows, "goals": goals}
 
 
@@ -332,7 +342,7 @@ def _many(quick: bool, say: Say) -> dict[str, Any]:
             case.many - case.few
         )
     value = rows[many_label]["peak_bytes"] / GIB if many_label in rows else None
-    result["goals"] = [_goal(f"{case.many:,} clients: GiB", value, case.memory, at_least=False)]
+    result["goals"] = [goal(f"{case.many:,} clients: GiB", value, case.memory, at_least=False)]
     return result
 
 
@@ -359,7 +369,7 @@ def _startup(repeats: int, quick: bool, say: Say) -> dict[str, Any]:
         seconds = statistics.median(start_seconds[clients]) - statistics.median(import_seconds)
         rows[f"{clients:,} clients"] = {"seconds": start_seconds[clients], "beyond_import": seconds}
     goals = [
-        _goal(f"{label}: seconds beyond import torch", row["beyond_import"], case.seconds, at_least=False)
+        goal(f"{label}: seconds beyond import torch", row["beyond_import"], case.seconds, at_least=False)
         for label, row in rows.items()
     ]
     return {"kind": "startup", "import_torch_seconds": import_seconds, "rows": rows, "goals": goals}

@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .memory import tree_seconds
+
+_ELSEWHERE = str(Path(__file__).with_name("elsewhere.py"))
 PATIENCE = 20.0  # seconds that a process has to end before it is killed
 
 
@@ -20,16 +23,23 @@ class Failed(Exception):
     """A contender cannot take part, or has ended early; the message says why."""
 
 
+def _program(spec: dict[str, Any]) -> list[str]:
+    """What Python runs: the contender of the code that is measured, or the program that the spec names."""
+    if "program" not in spec:
+        return [_ELSEWHERE] if "source" in spec else ["-m", "protofed.bench.contender"]
+    return ["-c", f"import runpy; runpy.run_path({spec['program']!r}, run_name='__main__')"]
+
+
 class Process:
     """One contender process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        """`spec["source"]`, if it is present, is another checkout whose code the contender runs."""
+        """`spec["source"]`, if it is present, is another checkout whose code the contender runs (`elsewhere.py`)."""
         self.about = ""
         self.engine_settings: dict[str, Any] = {}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "protofed.bench.contender", json.dumps(spec)],
+            [sys.executable, *_program(spec), json.dumps(spec)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -68,6 +78,10 @@ class Process:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the process ended with {self._process.returncode}"
+
+    def processor_seconds(self) -> float:
+        """The processor's time that the contender and the processes it started have taken; 0 where it is not known."""
+        return tree_seconds(self._process.pid)
 
     def close(self) -> None:
         """End the process, by force where it does not end by itself."""
@@ -112,11 +126,13 @@ class Field:
         self.runners.pop(label).close()
 
     def turn(self, command: str = "run", backwards: bool = False) -> dict[str, dict[str, Any]]:
-        """Send a command to all contenders, one after another, and return their answers."""
+        """Send a command to all contenders, one after another, and return their answers with their processor's time."""
         replies = {}
         for label, runner in list(self.runners.items())[:: -1 if backwards else 1]:
             try:
+                before = runner.processor_seconds()
                 replies[label] = runner.ask(command)
+                replies[label]["processor_seconds"] = runner.processor_seconds() - before
             except Failed as reason:
                 self._drop(label, str(reason))
         return replies

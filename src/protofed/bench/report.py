@@ -9,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import around, evaluation, servers
+
 MIB = 2**20
 
 
@@ -24,7 +26,15 @@ class Page:
 
 def pages(results: Mapping[str, Any]) -> list[Page]:
     """A page for each workload. At quick sizes goals are left out, as they are for the full sizes."""
-    makers = {"training": _training, "server": _server, "many": _many, "startup": _startup}
+    makers = {
+        "training": _training,
+        "server": _server,
+        "servers": _servers,
+        "many": _many,
+        "startup": _startup,
+        "evaluation": _evaluation,
+        "around": _around,
+    }
     pages = []
     for name, result in results["workloads"].items():
         page = makers[result["kind"]](name, result)
@@ -107,6 +117,11 @@ def _server(name: str, result: Mapping[str, Any]) -> Page:
     return Page(f"{name}: aggregation and refinement, whole process", header, rows)
 
 
+def _servers(name: str, result: Mapping[str, Any]) -> Page:
+    header, rows, notes = servers.table(result)
+    return Page(f"{name}: servers and messages, best of all rounds", header, rows, notes)
+
+
 def _many(name: str, result: Mapping[str, Any]) -> Page:
     header = ["federation", "s / round", "median", "MiB built", "after", "samples", "models", "peak"]
     rows = [
@@ -132,6 +147,14 @@ def _startup(name: str, result: Mapping[str, Any]) -> Page:
     ]
     title = f"{name}: from `protofed run` to the first round"
     return Page(title, ["what", "s", "s beyond import"], rows)
+
+
+def _evaluation(name: str, result: Mapping[str, Any]) -> Page:
+    return Page(f"{name}: all clients after a round", *evaluation.table(result))
+
+
+def _around(name: str, result: Mapping[str, Any]) -> Page:
+    return Page(f"{name}: a checkpoint after every round, and the start of a run", *around.table(dict(result)))
 
 
 def _settings_text(contender: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ..data import Dataset
 
 FOREVER = 10**9  # the number of rounds, and of rounds between evaluations, so that a measured round never evaluates
 SEED = 1234
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,19 @@ TRAINING: dict[str, Training] = {
             smaller={"clients": 12, "per_round": 4, "samples": 20, "options": SMALL_CNN},
         ),
         Training(
+            "cifar-cohort-pfl",
+            "fedavg",
+            clients=1000,
+            per_round=50,
+            samples=50,
+            shape=(3, 32, 32),
+            model="dropout-cnn",
+            options={},
+            batch=10,
+            over_plain=1.6,
+            smaller={"clients": 12, "per_round": 4, "samples": 20, "options": {"channels": (4, 8), "embedding": 16}},
+        ),
+        Training(
             "resnet18",
             "fedproto",
             clients=8,
@@ -250,4 +265,12 @@ class Startup:
         return replace(self, clients=(3, 12))
 
 
-NAMES: tuple[str, ...] = (*TRAINING, "server", "many", "startup")
+NAMES: tuple[str, ...] = (*TRAINING, "server", "servers", "many", "startup", "evaluation", "around")
+BESIDE = frozenset({"around", "evaluation", "servers"})
+"""The workloads beside training that take turns with another checkout themselves."""
+
+
+def goal(description: str, value: float | None, target: float, at_least: bool) -> dict[str, Any]:
+    """A goal, with the value that was measured and whether it holds."""
+    met = None if value is None else value >= target if at_least else value <= target
+    return {"what": description, "value": value, "at_least" if at_least else "at_most": target, "met": met}

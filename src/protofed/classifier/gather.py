@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..data.types import FederatedData
-from ..federation.engine import Downloads, PlainEngine, PlainVisit
+from ..federation.engine import Downloads, PlainEngine
 from ..federation.judge import Evaluation
 from ..federation.mixed import MixedEngine
+from ..federation.visits import PlainVisit
 from ..methods.base import Method
 from ..models.base import ModelSpec
 from ..parts import Predict

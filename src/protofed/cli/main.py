@@ -96,7 +96,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     *(demo, run.run, run.compare, run.sweep, run.reproduce, run.claims),
     *(report.table, report.confusion, report.report, report.watch, report.figures, report.pack),
     *(use.predict, use.export),
-    *(run.resume, advise, audit, bench, show.methods, show.models, show.settings),
+    *(run.resume, advise, audit, bench, show.methods, show.parts, show.models, show.settings),
     *(deploy.keys, deploy.serve, deploy.join),
 )
 for command in COMMANDS:

@@ -10,12 +10,15 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
 
 from ..errors import ProtofedError
+
+if TYPE_CHECKING:
+    from ..experiment.shares import Part
 
 FOLDER = "protofed.folder"  # the key under which a click context holds the folder that its command writes
 
@@ -46,6 +49,21 @@ Load = Annotated[
 Seeds = Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")]
 Columns = Annotated[str | None, typer.Option(help="The table's columns: head,weighted_prototype,seconds and so on.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
+
+
+PartOption = Annotated[
+    str | None, typer.Option("--part", metavar="I/N", help="Only this part of the runs; other hosts run the others.")
+]
+LauncherOption = Annotated[
+    str | None, typer.Option(help="Submit the parts as an array job: slurm, slurm?parts=8&minutes=60, or local.")
+]
+
+
+def parse_part(text: str | None) -> Part | None:
+    """Read the option `--part`; None where it is not given."""
+    from ..experiment.shares import Part
+
+    return None if text is None else Part.parse(text)
 
 
 def load_files(files: list[Path] | None) -> None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..errors import ProtofedError
 from .console import CompareWatch, RunWatch, make_console, print_rows, print_table
 from .options import (
     Columns,
     Config,
     Jobs,
+    LauncherOption,
     Load,
     Out,
     Pairs,
+    PartOption,
     Seeds,
     Words,
     given_settings,
     load_files,
     method_names,
+    nothing_left,
     out_folder,
     parse_columns,
+    parse_part,
     parse_seeds,
     writing_to,
 )
@@ -90,6 +96,8 @@ def compare(
     config: Config = None,
     out: Out = None,
     jobs: Jobs = None,
+    part: PartOption = None,
+    launcher: LauncherOption = None,
     columns: Columns = None,
     load: Load = None,
 ) -> None:
@@ -110,7 +118,7 @@ def compare(
         columns=parse_columns(columns),
         given=given,
     )
-    _run_grid(grid, out_folder(out, "compare"), jobs)
+    _run_grid(grid, folder_of(out, "compare", part), jobs, part, launcher, load)
 
 
 def sweep(
@@ -120,6 +128,8 @@ def sweep(
     config: Config = None,
     out: Out = None,
     jobs: Jobs = None,
+    part: PartOption = None,
+    launcher: LauncherOption = None,
     columns: Columns = None,
     load: Load = None,
 ) -> None:
@@ -136,20 +146,90 @@ def sweep(
         columns=parse_columns(columns),
         given=given,
     )
-    _run_grid(grid, out_folder(out, "sweep"), jobs)
+    _run_grid(grid, folder_of(out, "sweep", part), jobs, part, launcher, load)
 
 
-def _run_grid(grid: Grid, folder: Path, jobs: int | None) -> None:
-    from ..experiment.compare import run_grid
+def folder_of(out: Path | None, label: str, part: str | None) -> Path:
+    """The folder that a comparison or a part of one writes. Parts meet in one folder, so it must have a name."""
+    if part is not None and out is None:
+        raise ProtofedError(f"--part {part}: the parts of a comparison meet in one folder; name it with --out")
+    return out_folder(out, label)
 
-    with CompareWatch(make_console(), len(grid.cells)).live() as watch:
-        result = run_grid(grid, out=folder, jobs=jobs, watch=watch)
+
+def _run_grid(
+    grid: Grid, folder: Path, jobs: int | None, part: str | None, launcher: str | None, load: list[Path] | None
+) -> None:
+    from ..experiment.compare import ComparisonFolder, gathered, run_grid
+
+    chosen = parse_part(part)
+    if launcher is not None:
+
+        def make() -> None:
+            ComparisonFolder.create(folder, grid.record()).close()
+
+        if _launch(launcher, make, folder, len(grid.cells), jobs, part, load):
+            _print_comparison(gathered(grid, ComparisonFolder(folder)))
+        return
+    cells = grid.cells if chosen is None else chosen.of_cells(grid.cells)
+    with CompareWatch(make_console(), len(cells)).live() as watch:
+        result = run_grid(grid, out=folder, jobs=jobs, watch=watch, part=chosen)
     _print_comparison(result)
 
 
+def _launch(
+    text: str,
+    make: Callable[[], None],
+    folder: Path,
+    cells: int,
+    jobs: int | None,
+    part: str | None,
+    load: list[Path] | None = None,
+) -> bool:
+    """Submit the parts of a comparison as an array job.
+
+    Args:
+        text: The option `--launcher`.
+        make: Makes the folder, once the launcher is known to be there.
+        folder: The folder.
+        cells: The number of runs.
+        jobs: The option `--jobs`, for each task.
+        part: The option `--part`, which may not be given as well.
+        load: The option `--load`, for each task.
+
+    Returns:
+        Whether all tasks have ended already.
+    """
+    from ..experiment.launch import Launcher
+    from ..registry import parse_part as parse_choice
+
+    if part is not None:
+        raise ProtofedError(
+            f"--launcher {text} and --part {part}: each task of the launcher has a part; use one of them"
+        )
+    launcher = parse_choice(Launcher.registry, text)
+    with nothing_left(folder):
+        launcher.check()
+        make()
+    words = [*(("--jobs", str(jobs)) if jobs else ())]
+    for file in load or ():
+        words += ["--load", str(file.resolve())]
+    tasks = launcher.submit(folder, cells, words)
+    console = make_console()
+    ids = tasks[0].job_id.partition("_")[0]
+    console.print(f"{len(tasks)} tasks of job {ids} run {cells} runs in {folder}", soft_wrap=True, markup=False)
+    if not launcher.waits:
+        line = f"the last task writes the tables; `protofed table {folder}` shows what has finished so far"
+        console.print(line, soft_wrap=True, markup=False)
+    return launcher.waits
+
+
 def _print_comparison(result: Comparison) -> None:
-    print_rows(result.rows(), result.columns)
+    if any(result.results.values()):
+        print_rows(result.rows(), result.columns)
     make_console().print(f"run folders: {result.folder}", soft_wrap=True)
+    if result.left:
+        line = f"{len(result.left)} runs are left to other parts; the last part to end writes the tables"
+        make_console().print(line, soft_wrap=True)
     if failed := result.failed():
         advice = f"; `protofed resume {result.folder}` tries them again" if result.failures else ""
         line = f"failed: {', '.join(failed)}{advice}"
@@ -175,6 +255,8 @@ def reproduce(
     seeds: Annotated[str | None, typer.Option(help="How many seeds, or which; default: the preset's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only columns that have this in their names.")] = None,
     jobs: Jobs = None,
+    part: PartOption = None,
+    launcher: LauncherOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder to write; one that was begun is continued.")
     ] = None,
@@ -197,7 +279,11 @@ def reproduce(
     given = parse_pairs(settings or [])
     plan = reproductions.plan(preset, size=size.value, seeds=seed_list, only=only or (), given=given)
     folder = out or Path("runs") / reproductions.folder_name(preset, size.value)
-    _reproduce(plan, writing_to(folder), jobs)
+    writing_to(folder)
+    if launcher is None:
+        _reproduce(plan, folder, jobs, part)
+    elif _launch(launcher, lambda: reproductions.begin_plan(plan, folder), folder, plan.cells, jobs, part):
+        _reproduce(plan, folder, jobs)
 
 
 def claims(
@@ -211,15 +297,19 @@ def claims(
     make_console().print(str(out), soft_wrap=True, markup=False)
 
 
-def _reproduce(plan: Plan, folder: Path, jobs: int | None) -> None:
+def _reproduce(plan: Plan, folder: Path, jobs: int | None, part: str | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from ..experiment.reproduce import TABLE, run_plan
+    from ..experiment.reproduce import TABLE, parts_of_columns, run_plan
 
     console = make_console()
-    with CompareWatch(console, plan.cells).live() as watch:
-        result = run_plan(plan, out=folder, jobs=jobs, watch=watch)
+    chosen, cells = parse_part(part), plan.cells
+    if chosen is not None:
+        parts = parts_of_columns(plan, chosen)
+        cells = sum(len(parts[column].of_cells(plan.grids[column].cells)) for column in plan.columns)
+    with CompareWatch(console, cells).live() as watch:
+        result = run_plan(plan, out=folder, jobs=jobs, watch=watch, part=chosen)
     for title, (header, *lines) in result.tables():
         table = Table(title=Text(title), title_justify="left")
         for name in header:
@@ -249,7 +339,7 @@ def _print_presets() -> None:
     print_table(make_console(), table)
 
 
-def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
+def resume(folder: Path, jobs: Jobs = None, part: PartOption = None, load: Load = None) -> None:
     """Continue a run, a comparison, a sweep or a reproduction that was stopped, from its last checkpoint."""
     from ..experiment import reproduce as reproductions
     from ..experiment.compare import is_comparison, read_comparison, resume_comparison
@@ -258,11 +348,15 @@ def resume(folder: Path, jobs: Jobs = None, load: Load = None) -> None:
     load_files(load)
     writing_to(folder)
     if reproductions.is_reproduction(folder):
-        _reproduce(reproductions.resumed_plan(folder), folder, jobs)
+        _reproduce(reproductions.resumed_plan(folder), folder, jobs, part)
     elif is_comparison(folder):
-        with CompareWatch(make_console(), len(read_comparison(folder).cells)).live() as watch_cells:
-            result = resume_comparison(folder, jobs=jobs, watch=watch_cells)
+        chosen, cells = parse_part(part), read_comparison(folder).cells
+        count = len(cells if chosen is None else chosen.of_cells(cells))
+        with CompareWatch(make_console(), count).live() as watch_cells:
+            result = resume_comparison(folder, jobs=jobs, watch=watch_cells, part=chosen)
         _print_comparison(result)
+    elif part is not None:
+        raise ProtofedError(f"--part {part}: {folder} is no comparison, and one run has no parts")
     else:
         with RunWatch(make_console(), folder.name).live() as watch:
             finished = resume_run(folder, watch=watch)

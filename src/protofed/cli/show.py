@@ -16,6 +16,7 @@ from .options import Config, Pairs, given_settings
 
 if TYPE_CHECKING:
     from ..data.csi import CSI
+    from ..registry import Registry
 
 
 def methods() -> None:
@@ -30,6 +31,29 @@ def methods() -> None:
         what = (entry.__doc__ or "").strip().splitlines()[0] + (f"\n{paper}" if paper else "")
         parts = "\n".join(f"{part}: {text}" for part, text in _parts(registry.make(name)).items())
         table.add_row(name, what, parts, "\n".join(fields))
+    make_console().print(table)
+
+
+def parts() -> None:
+    """List the parts of which `compose` makes a method, and those that stand around any method."""
+    from ..parts import Filter, Predict, Reduce, ServerStep, Term
+    from ..parts.attacks import Attack
+
+    table = Table("setting", "part", "what it is", "settings")
+    registries: dict[str, Registry[Any]] = {
+        "loss": Term.registry,
+        "reduce": Reduce.registry,
+        "after": ServerStep.registry,
+        "predict": Predict.registry,
+        "filters": Filter.registry,
+        "attack": Attack.registry,
+    }
+    for setting, registry in registries.items():
+        for name in registry.names():
+            fields = "\n".join(f"{f.name}={_short(f.default)}" for f in registry.options(name).values())
+            table.add_row(setting, name, (registry[name].__doc__ or "").strip().splitlines()[0], fields)
+            setting = ""
+        table.add_section()
     make_console().print(table)
 
 
@@ -54,13 +78,14 @@ def _parts(method: Any) -> dict[str, str]:
 
 def _short(value: Any) -> str:
     """The default of a setting as a table shows it."""
-    from ..parts import Reduce
-    from ..registry import as_text
+    from ..registry import as_text, is_part
 
     if value is dataclasses.MISSING:
         return "(needed)"
-    if isinstance(value, Reduce):
+    if is_part(value):
         return as_text(value)
+    if isinstance(value, tuple) and any(map(is_part, value)):
+        return "[" + ", ".join(map(as_text, value)) + "]"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return "(" + ", ".join(f"{f.name}={getattr(value, f.name)}" for f in dataclasses.fields(value)) + ")"
     return str(value)

@@ -12,8 +12,8 @@ import os
 import signal
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import connection
@@ -22,12 +22,14 @@ from typing import Any, Literal
 
 from ..data import Dataset
 from ..errors import ProtofedError, Stopped
-from ..federation import Record
+from ..federation import Record, checkpoint
 from ..federation.choose import cores
 from ..outcome import Result
+from ..results.rows import SUMMARY
 from . import stop
 from .run import resume, run
 from .settings import Settings
+from .shares import Pace
 
 log = logging.getLogger("protofed")
 
@@ -77,6 +79,21 @@ class Cell:
         rounds = self.settings.general.rounds
         return rounds if self.until is None else min(self.until, rounds)
 
+    @property
+    def left(self) -> float:
+        """The share of its rounds that is left to run, by the last checkpoint in its folder."""
+        if self.folder is None:
+            return 1.0
+        if (self.folder / SUMMARY).is_file():
+            return 0.0
+        saved = checkpoint.rounds_in(self.folder / "checkpoint")
+        done = int(saved[0].name.removeprefix("round-")) if saved else 0
+        return max(0.0, 1 - done / self.rounds)
+
+    def with_workers(self, workers: int) -> Cell:
+        """The same cell with a number of worker processes, on which results do not depend."""
+        return replace(self, settings=self.settings.with_engine(replace(self.settings.engine, workers=workers)))
+
     def failed(self, reason: str) -> Progress:
         """The progress that says that this cell has failed."""
         return Progress(self.name, self.rounds, self.rounds, None, None, failed=reason)
@@ -101,22 +118,67 @@ def run_cells(
     Returns:
         An iterator over the cells' names and results, in the order in which they end. Closing it stops what runs.
     """
+    if not settings:
+        return _one_by_one([], watch)
     widest = max(max(1, s.general.threads, s.general.workers) for s in settings.values())
     jobs = min(len(settings), jobs or max(1, cores() // widest))
     if jobs > 1 and multiprocessing.current_process().daemon:
         log.warning("a daemonic process may not start others; the runs go one after another")
         jobs = 1
     share = max(1, cores() // jobs)
-    cells = [
-        Cell(name, _within(one, share), None if folder is None else folder / name, until)
-        for name, one in settings.items()
-    ]
-    return _one_by_one(cells, watch) if jobs == 1 else _side_by_side(cells, jobs, watch)
+    cells = []
+    open_ended = set()
+    for name, one in settings.items():
+        cell = Cell(name, one, None if folder is None else folder / name, until)
+        if not one.engine.workers:
+            open_ended.add(name)
+            cell = cell.with_workers(share)
+        cells.append(cell)
+    return _one_by_one(cells, watch) if jobs == 1 else _side_by_side(Queue(cells, open_ended), jobs, watch)
 
 
-def _within(settings: Settings, share: int) -> Settings:
-    """The settings with a share of the cores for workers, unless they say how many. Results do not depend on it."""
-    return settings.with_engine(replace(settings.engine, workers=settings.engine.workers or share))
+class Queue:
+    """The cells that wait, of which the longest is taken first, so that no core is left idle for long at the end.
+
+    How long a cell takes is estimated from its settings, and from the time that finished cells took.
+    """
+
+    def __init__(self, cells: list[Cell], open_ended: Collection[str] = ()) -> None:
+        """
+        Args:
+            cells: The cells, in the order of which equally long ones are taken.
+            open_ended: The names of those whose number of workers is not theirs to say.
+        """
+        self.waiting, self.open_ended, self.pace = list(cells), open_ended, Pace()
+        self.left = {cell.name: cell.left for cell in cells}
+        self.begun: dict[str, tuple[Cell, float]] = {}
+
+    def expected(self, cell: Cell) -> float:
+        """The seconds that what is left of a cell is expected to take; before any has finished, its work."""
+        return self.pace.expected(cell.settings) * self.left[cell.name]
+
+    def take(self) -> Cell:
+        """The next cell to begin. The last one gets all cores where those that run will soon have ended."""
+        cell = max(self.waiting, key=self.expected)
+        self.waiting.remove(cell)
+        running = [max(0.0, self.expected(c) - (time.monotonic() - t)) for c, t in self.begun.values()]
+        alone = self.pace.ratios and 2 * max(running, default=0.0) < self.expected(cell)
+        if not self.waiting and alone and cell.name in self.open_ended:
+            cell = cell.with_workers(cores())
+        self.begun[cell.name] = cell, time.monotonic()
+        return cell
+
+    def give_back(self, cell: Cell) -> None:
+        """Put a cell back whose process has died, or could not be started."""
+        self.begun.pop(cell.name, None)
+        self.left[cell.name] = cell.left
+        self.waiting.insert(0, cell)
+
+    def ended(self, cell: Cell, result: object) -> None:
+        """Note that a cell has ended and, where it has a result, how long it took."""
+        _, began = self.begun.pop(cell.name)
+        if not isinstance(result, Failure):
+            self.pace.add(cell.settings, time.monotonic() - began, self.left[cell.name])
 
 
 # --- one cell ---------------------------------------------------------------------------------------------------------
@@ -182,29 +244,31 @@ def _one_by_one(cells: list[Cell], watch: Watch | None) -> Iterator[tuple[str, R
         yield cell.name, _attempt(cell, watch)
 
 
-def _side_by_side(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
+def _side_by_side(queue: Queue, jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
     with stop.interrupting():
-        yield from _processes(cells, jobs, watch)
+        yield from _processes(queue, jobs, watch)
 
 
-def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
+def _processes(queue: Queue, jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
     """Run each cell in a process of its own: one that dies ends no other, and its memory is freed with it."""
-    waiting, tries = deque(cells), Counter[str]()
+    tries = Counter[str]()
     running: dict[Any, tuple[Cell, Any]] = {}  # by the pipe through which a process sends
     ready: Any
     graceful = False
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
+        while queue.waiting or running:
+            while queue.waiting and len(running) < jobs:
+                cell = queue.take()
                 try:
-                    messages, process = _begin(waiting[0])
+                    messages, process = _begin(cell)
                 except OSError as error:
+                    queue.give_back(cell)
                     jobs = len(running)
                     log.warning("no further process could be started (%s); %d at a time", error, max(1, jobs))
                     break
-                running[messages] = waiting.popleft(), process
+                running[messages] = cell, process
             if not running:
-                yield from _one_by_one(list(waiting), watch)
+                yield from _one_by_one(queue.waiting, watch)
                 return
             for ready in connection.wait(list(running)):
                 cell, process = running[ready]
@@ -217,18 +281,14 @@ def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tu
                 ready.close()
                 _join(process)
                 if message is not None:
+                    queue.ended(cell, message)
                     yield cell.name, message if isinstance(message, Failure) else Result(cell.settings, *message)
                     continue
                 tries[cell.name] += 1
-                reason = _death(process.exitcode)
-                if tries[cell.name] < TRIES:
-                    log.warning("%s: %s; it is started again", cell.name, reason)
-                    waiting.appendleft(cell)
-                    continue
-                reason = f"{reason}, {TRIES} times"
-                if watch is not None:
-                    watch(cell.failed(reason))
-                yield cell.name, Failure(reason)
+                if (failure := _died(queue, cell, process.exitcode, tries[cell.name])) is not None:
+                    if watch is not None:
+                        watch(cell.failed(failure.reason))
+                    yield cell.name, failure
     except Stopped:  # after SIGTERM every run finishes its round
         graceful = True
         raise
@@ -238,6 +298,18 @@ def _processes(cells: list[Cell], jobs: int, watch: Watch | None) -> Iterator[tu
         for messages, (_, process) in running.items():
             _drain(messages)
             process.join()
+
+
+def _died(queue: Queue, cell: Cell, code: int | None, tries: int) -> Failure | None:
+    """Give a cell whose process died back to the queue; None, or its failure where it was tried too often."""
+    reason = _death(code)
+    if tries < TRIES:
+        log.warning("%s: %s; it is started again", cell.name, reason)
+        queue.give_back(cell)
+        return None
+    failure = Failure(f"{reason}, {TRIES} times")
+    queue.ended(cell, failure)
+    return failure
 
 
 def _begin(cell: Cell) -> tuple[connection.Connection, Any]:

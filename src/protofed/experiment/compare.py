@@ -9,6 +9,7 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from ..grammar import parse_axes
 from ..outcome import Comparison, Result
 from ..results.archive import is_archive
 from ..results.comparison import ComparisonFolder, ComparisonRecord, Variant
+from ..results.rows import SUMMARY
 from ..results.tables import comparison_latex, comparison_markdown, results_csv
 from .cells import Failure, Progress, Watch, run_cells
+from .run import load
 from .settings import resolve
+from .shares import Part
 from .variants import Files, Grid, make_grid, parse_entries, parse_words
 
 __all__ = [
@@ -29,10 +33,12 @@ __all__ = [
     "ComparisonFolder",
     "ComparisonRecord",
     "Grid",
+    "Part",
     "Progress",
     "Variant",
     "Watch",
     "compare",
+    "gathered",
     "is_comparison",
     "make_grid",
     "parse_axes",
@@ -55,6 +61,7 @@ def compare(
     seeds: Sequence[int] | int = 3,
     out: str | Path | None = None,
     jobs: int | None = None,
+    part: str | None = None,
     watch: Watch | None = None,
     config: Files = None,
     columns: Sequence[str] | None = None,
@@ -70,6 +77,7 @@ def compare(
         seeds: The number of seeds, counted from the setting `seed`, or a list of seeds.
         out: The folder to write, which must not exist yet; None writes nothing.
         jobs: The number of runs at a time; None takes as many as there are cores.
+        part: A part of the runs, `"2/8"`, beside processes that run the others in the same folder; None runs all.
         watch: A function that is called with the progress of a run after each of its rounds.
         config: One file of settings or several; later ones override earlier ones, and keywords override all.
         columns: The columns of the tables that are written; None takes the default ones.
@@ -81,7 +89,7 @@ def compare(
     Example: `compare(["fedavg", "fedsap"], data="digits", rounds=20).rows()`
     """
     grid = make_grid(names, local=local, controls=controls, seeds=seeds, config=config, columns=columns, given=given)
-    return run_grid(grid, out=out, jobs=jobs, watch=watch)
+    return run_grid(grid, out=out, jobs=jobs, watch=watch, part=None if part is None else Part.parse(part))
 
 
 def sweep(
@@ -91,6 +99,7 @@ def sweep(
     seeds: Sequence[int] | int = 3,
     out: str | Path | None = None,
     jobs: int | None = None,
+    part: str | None = None,
     watch: Watch | None = None,
     config: Files = None,
     columns: Sequence[str] | None = None,
@@ -105,6 +114,7 @@ def sweep(
         seeds: As for `compare`.
         out: As for `compare`.
         jobs: As for `compare`.
+        part: As for `compare`.
         watch: As for `compare`.
         config: As for `compare`; a file may hold axes in its table `[sweep]`.
         columns: As for `compare`.
@@ -116,53 +126,70 @@ def sweep(
     Example: `sweep(["fedsap"], over={"lr": [0.01, 0.1]}, data="digits")`
     """
     grid = make_grid(names, over=over or {}, seeds=seeds, config=config, columns=columns, given=given)
-    return run_grid(grid, out=out, jobs=jobs, watch=watch)
+    return run_grid(grid, out=out, jobs=jobs, watch=watch, part=None if part is None else Part.parse(part))
 
 
-def run_grid(grid: Grid, *, out: str | Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
-    """Run all cells of a grid.
+def run_grid(
+    grid: Grid, *, out: str | Path | None, jobs: int | None, watch: Watch | None, part: Part | None = None
+) -> Comparison:
+    """Run all cells of a grid, or a part of them.
 
     Args:
         grid: The variants, seeds and settings.
         out: The folder to write, which must not exist yet; None writes nothing.
         jobs: The number of runs at a time; None takes as many as there are cores.
         watch: A function that is called with the progress of a run after each of its rounds.
+        part: The part to run. Its folder may exist: other processes run the other parts in it, before, after or beside.
 
     Returns:
-        The results.
+        The results; of a part, those of all runs that have finished by then in the folder.
     """
-    folder = None if out is None else ComparisonFolder.create(Path(out), grid.record())
-    return _run_in(folder, grid, jobs, watch)
+    if part is not None:
+        if out is None:
+            raise ProtofedError(f"part {part}: the parts of a comparison meet in one folder; name it with --out")
+        folder = ComparisonFolder.open_part(Path(out), grid.record(), part.number, part.of)
+        return _run_in(folder, grid, jobs, watch, part)
+    return _run_in(None if out is None else ComparisonFolder.create(Path(out), grid.record()), grid, jobs, watch)
 
 
-def resume_comparison(folder: Path, *, jobs: int | None = None, watch: Watch | None = None) -> Comparison:
+def resume_comparison(
+    folder: Path, *, jobs: int | None = None, watch: Watch | None = None, part: Part | None = None
+) -> Comparison:
     """Finish a comparison that was stopped: finished runs are kept, begun ones resumed, and failed ones tried again.
 
     Args:
         folder: The comparison's folder.
         jobs: The number of runs at a time; None takes as many as there are cores.
         watch: A function that is called with the progress of a run after each of its rounds.
+        part: The part to finish; None finishes all.
 
     Returns:
-        The results of all runs.
+        The results of all runs, or of those that have finished by then.
 
     Example: `resume_comparison(Path("runs/digits"))`
     """
     if is_archive(folder):
         raise ProtofedError(f"{folder}: an archive of a comparison; there is nothing in it to go on from")
     grid = read_comparison(folder)
+    if part is not None:
+        return run_grid(grid, out=folder, jobs=jobs, watch=watch, part=part)
     return _run_in(ComparisonFolder.open(folder), grid, jobs, watch)
 
 
-def _run_in(folder: ComparisonFolder | None, grid: Grid, jobs: int | None, watch: Watch | None) -> Comparison:
-    """Run what is left of a grid, and say how to go on where it is stopped."""
+def _run_in(
+    folder: ComparisonFolder | None, grid: Grid, jobs: int | None, watch: Watch | None, part: Part | None = None
+) -> Comparison:
+    """Run what is left of a grid or of a part of it, and say how to go on where it is stopped."""
     try:
+        if part is not None and folder is not None:
+            return _run_part(grid, folder, jobs, watch, part)
         return _run(grid, folder, jobs, watch)
     except KeyboardInterrupt as error:
         if folder is None:
             raise
         code = error.code if isinstance(error, Stopped) else 130
-        raise Stopped(f"stopped; `protofed resume {shlex.quote(str(folder.path))}` goes on", code) from None
+        option = "" if part is None else f" --part {part}"
+        raise Stopped(f"stopped; `protofed resume {shlex.quote(str(folder.path))}{option}` goes on", code) from None
     finally:
         if folder is not None:
             folder.close()
@@ -182,17 +209,63 @@ def _run(grid: Grid, folder: ComparisonFolder | None, jobs: int | None, watch: W
             if folder is not None and failures.get(cell) != earlier_reason:
                 folder.write_failures(failures)
     if not results:
-        cell, reason = next(iter(failures.items()))
-        raise ProtofedError(f"{cell}: {reason}" + (f" (all {len(failures)} runs failed)" if len(failures) > 1 else ""))
-    by_label = {v.label: [results[c] for seed in grid.seeds if (c := v.cell(seed)) in results] for v in grid.variants}
-    failures = {cell: failures[cell] for cell in grid.cells if cell in failures}
-    comparison = Comparison(
-        by_label, None if folder is None else folder.path, grid.variants, grid.columns, failures, grid.seeds
-    )
+        raise _all_failed(failures)
+    comparison = _comparison(grid, folder, results, failures)
     if folder is not None:
         _write_tables(comparison, folder.path)
     say(remark for result in results.values() for remark in result.summary.get("remarks", ()))
     return comparison
+
+
+def _all_failed(failures: Mapping[str, str]) -> ProtofedError:
+    cell, reason = next(iter(failures.items()))
+    return ProtofedError(f"{cell}: {reason}" + (f" (all {len(failures)} runs failed)" if len(failures) > 1 else ""))
+
+
+def _comparison(
+    grid: Grid, folder: ComparisonFolder | None, results: Mapping[str, Result], failures: Mapping[str, str]
+) -> Comparison:
+    """The comparison of cells that have a result or have failed; the others are left."""
+    return Comparison(
+        {v.label: [results[c] for seed in grid.seeds if (c := v.cell(seed)) in results] for v in grid.variants},
+        None if folder is None else folder.path,
+        grid.variants,
+        grid.columns,
+        {cell: failures[cell] for cell in grid.cells if cell in failures},
+        grid.seeds,
+        [cell for cell in grid.cells if cell not in results and cell not in failures],
+    )
+
+
+def _run_part(grid: Grid, folder: ComparisonFolder, jobs: int | None, watch: Watch | None, part: Part) -> Comparison:
+    """Run the cells of a part. What belongs to all parts is written under the folder's lock; the last part's tables stay."""
+    mine = {name: grid.cells[name] for name in part.of_cells(grid.cells)}
+    failed: dict[str, str] = {}
+    with closing(run_cells(mine, folder.path, jobs, watch)) as outcomes:  # type: ignore[type-var]
+        for cell, outcome in outcomes:
+            if isinstance(outcome, Failure):
+                log.warning("%s failed: %s", cell, outcome.reason)
+                failed[cell] = outcome.reason
+    with folder.merging():
+        stored = folder.failures()
+        failures = {cell: reason for cell, reason in stored.items() if cell not in mine} | failed
+        if failures != stored:
+            folder.write_failures(failures)
+        comparison = gathered(grid, folder)
+        if not comparison.left:
+            if not any(comparison.results.values()):
+                raise _all_failed(failures)
+            _write_tables(comparison, folder.path)
+    if comparison.left:  # the failures of other parts are theirs to say
+        comparison = replace(comparison, failures=failed)
+    return comparison
+
+
+def gathered(grid: Grid, folder: ComparisonFolder) -> Comparison:
+    """What the folder of a comparison holds by now of a grid: results of finished cells, failures, and what is left."""
+    failures = folder.failures()
+    finished = [cell for cell in grid.cells if cell not in failures and (folder.path / cell / SUMMARY).is_file()]
+    return _comparison(grid, folder, {cell: load(folder.path / cell) for cell in finished}, failures)
 
 
 def _write_tables(result: Comparison, folder: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import Field
 
 from ..data.augment import AugmentSettings
+from ..errors import ProtofedError
 from ..federation.choose import EngineSettings
 from ..federation.guard import FACTOR
 from ..federation.optimiser import LocalSettings, RunLength
@@ -238,6 +239,12 @@ class General(  # fields come from the last base to the first
     def __post_init__(self) -> None:
         for kind in type(self).__bases__:
             self.group(kind)  # a group's own check of keys that contradict each other
+        if self.precision == "bf16" and self.train == "head":
+            raise ProtofedError(
+                "precision=bf16: with train=head one small layer trains, which it would not make faster"
+            )
+        if self.precision == "bf16" and self.device.partition(":")[0] not in ("cpu", "cuda"):
+            raise ProtofedError(f"precision=bf16: needs device=cpu or device=cuda, and device is {self.device}")
 
     def group(self, kind: type[G]) -> G:
         """The settings of one group: `general.group(LocalSettings)`."""

@@ -50,7 +50,7 @@ def rows_of(record: Record, history: History) -> tuple[RoundRow, EvaluationRow |
         The row of the round, and the two rows of its evaluation, which are None where it was not evaluated.
     """
     row = round_row(record)
-    if record.scores is None:
+    if record.board is None:
         return row, None, None
     last_evaluation = history.evaluations[-1]["round"] if history.evaluations else 0
     dropped = sum(len(r["dropped"]) for r in history.rounds if r["round"] > last_evaluation) + len(record.dropped)
@@ -100,14 +100,17 @@ def evaluation_row(record: Record, dropped: int) -> EvaluationRow:
 
 def clients_row(record: Record) -> ClientsRow:
     """The row of an evaluation in `clients.jsonl`: the accuracies of each client, and what else is measured of it."""
-    scores = record.scores_by_client()
-    clients = range(len(scores) + len(record.absent))
+    board = record.board
+    assert board is not None
+    clients = range(len(board) + len(record.absent))
     keys = [*(f"{measure}_{kind}" for measure in OF_CLIENTS for kind in PREDICTIONS), *EMBEDDING]
     keys = [key for key in keys if key in record.metrics]
+    columns = {key: dict(zip(board, board.column(key), strict=True)) for key in keys}
+    samples = dict(zip(board, board.by_head.samples.tolist(), strict=True))
     row: Any = {
         "round": record.round,
-        **{key: [scores[c].value(key) if c in scores else None for c in clients] for key in keys},
-        "samples": [scores[c].samples if c in scores else 0 for c in clients],
+        **{key: [column.get(c) for c in clients] for key, column in columns.items()},
+        "samples": [samples.get(c, 0) for c in clients],
     }
     return row
 
@@ -117,7 +120,7 @@ def confusions(record: Record, data: FederatedData) -> dict[str, Any]:
     names = data.names
     rows = {
         names[c]: {k: getattr(s, f"by_{k}").rows.tolist() for k in PREDICTIONS if f"accuracy_{k}" in record.metrics}
-        for c, s in record.scores_by_client().items()
+        for c, s in (record.board or {}).items()
     }
     return {
         "round": record.round,
@@ -134,7 +137,8 @@ def snapshot_of(record: Record) -> bytes | None:
     It holds embeddings `z [n, d]` of some clients with class `y` and `client`, and the prototypes they are compared with:
     one bank, or several stacked.
     """
-    snapshots = [(c, s.snapshot) for c, s in record.scores_by_client().items() if s.snapshot is not None]
+    details = record.board.details if record.board is not None else {}
+    snapshots = [(c, d["snapshot"]) for c, d in details.items() if "snapshot" in d]
     if not snapshots:
         return None
     banks = [s for _, s in snapshots]

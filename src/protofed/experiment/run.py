@@ -7,7 +7,7 @@ import multiprocessing
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -605,31 +605,40 @@ def _run_rounds(
     watch: Watcher | None,
     until: int | None,
 ) -> None:
-    """Run the rounds. Each is written before the next begins, and a checkpoint refers only to rows that are durable."""
+    """Run the rounds. Each is written before the next begins, and a checkpoint refers only to rows that are durable.
+
+    A checkpoint is written while the next round trains.
+    """
     every = settings.general.checkpoint_every
     pause = federation.rounds if until is None else min(max(until, 0), federation.rounds)
-    while federation.round < pause:
-        record = federation.step()
-        rows = rows_of(record, history)
-        history.add(*rows)
-        if folder is not None:
-            folder.append(*rows)
-            snapshot = snapshot_of(record)
-            if snapshot is not None:
-                folder.write_snapshot(record.round, snapshot)
-            if track is not None:
-                track.round(*rows[:2])
-        stops = stop.requested() and not scale.asked_for()
-        last = record.round == pause
-        if path is not None and (record.round % every == 0 or last or stops):
-            if folder is not None and record.scores is not None:
-                folder.write_confusions(confusions(record, federation.data))
-            checkpoint.save(federation, path / "checkpoint", None if folder is None else folder.account())
-        if watch is not None:
-            watch(record, federation.rounds)
-        if stops and not last:
-            advice = "nothing was written" if path is None else _resume_advice(path)
-            raise Stopped(f"stopped after round {record.round}; {advice}", 143)
+    with nullcontext() if path is None else checkpoint.Checkpoints(path / "checkpoint") as checkpoints:
+        while federation.round < pause:
+            record = federation.step()
+            if checkpoints is not None:
+                checkpoints.wait()
+            rows = rows_of(record, history)
+            history.add(*rows)
+            if folder is not None:
+                folder.append(*rows)
+                snapshot = snapshot_of(record)
+                if snapshot is not None:
+                    folder.write_snapshot(record.round, snapshot)
+                if track is not None:
+                    track.round(*rows[:2])
+            stops = stop.requested() and not scale.asked_for()
+            last = record.round == pause
+            if checkpoints is not None and (record.round % every == 0 or last or stops):
+                if folder is not None and record.board is not None:
+                    folder.write_confusions(confusions(record, federation.data))
+                account, sync = (None, None) if folder is None else (folder.account(), folder.sync)
+                checkpoints.begin(federation, account, sync, whole=last or stops)
+            if watch is not None:
+                watch(record, federation.rounds)
+            if stops and not last:
+                if checkpoints is not None:
+                    checkpoints.wait()
+                advice = "nothing was written" if path is None else _resume_advice(path)
+                raise Stopped(f"stopped after round {record.round}; {advice}", 143)
 
 
 def _resume_advice(path: Path) -> str:

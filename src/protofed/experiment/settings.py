@@ -35,8 +35,7 @@ from ..parts.attacks import Attack, Backdoor
 from ..parts.filters import Filter, check_order
 from ..privacy.mechanism import mechanisms
 from ..privacy.protocol import secure
-from ..registry import Registry, as_options, coerce, parse_part
-from ..schedules import Ramp
+from ..registry import as_options, coerce, parse_part
 from . import architectures
 from .general import General, general_keys
 from .keys import GENERAL, PARTS, REGISTRIES, combine, find_group, flatten, hint_for_option, with_dataset
@@ -73,7 +72,7 @@ class AutoModel:
         """The model for this data."""
         tokens = not data.clients[0].labelled.x.is_floating_point()
         name = models.default_for(data.sample_shape, tokens)
-        return models.registry.make(name, _merged(models.registry, name, self.options))
+        return models.registry.make(name, self.options)
 
 
 @dataclass(frozen=True)
@@ -298,7 +297,7 @@ def _make_choice(kind: str, name: Any, options: Mapping[str, Any]) -> Any:
         return name
     if kind == "model" and name == "auto":
         return AutoModel(options)
-    return REGISTRIES[kind].make(name, _merged(REGISTRIES[kind], name, options))
+    return REGISTRIES[kind].make(name, options)
 
 
 def _short_forms(names: dict[str, Any], given: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -331,27 +330,3 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, key: str) -> None:
         if not isinstance(tree, dict):
             raise ProtofedError(f"{key}: {part!r} is given both as a value and as a group")
     tree[path[-1]] = value
-
-
-def _merged(registry: Registry[Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with what their defaults add: a group given in part (`alignment.shape`) keeps the rest of its default.
-
-    Where a list is expected, one number becomes a list of one.
-    """
-    merged = dict(options)
-    fields = registry.options(name)
-    for key, value in options.items():
-        spec = fields.get(key)
-        if spec is None:
-            continue
-        if isinstance(value, Mapping) and isinstance(spec.default, Ramp):
-            defaults = dataclasses.asdict(spec.default)
-            for part in value:
-                if part not in defaults:
-                    raise unknown(f"setting of {key!r}:", part, defaults)
-            merged[key] = {**defaults, **value}
-        elif isinstance(value, Mapping) and isinstance(spec.default, int | float):  # a weight becomes a schedule
-            merged[key] = {"start": 0, "maximum": spec.default, **value}
-        elif isinstance(value, int | float) and isinstance(spec.default, tuple):
-            merged[key] = [value]
-    return merged

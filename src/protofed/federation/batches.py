@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -87,7 +87,7 @@ def client_size(feed: Feed, data: ClientData) -> int:
     return len(data.labelled) + (len(data.unlabelled or ()) if feed.reads_unlabelled else 0)
 
 
-def planned_steps(task: Task, data: ClientData, client: int, round: int) -> Iterator[Step]:
+def planned_steps(task: Task, data: ClientData, client: int, round: int) -> Iterable[Step]:
     """The rows of a client's samples for each of its steps in a round."""
     order = seeds.torch_stream(task.seed, "batches", client, round)
     unlabelled, local = len(data.unlabelled or ()), task.local
@@ -120,7 +120,7 @@ def prepared_of(
 ) -> Mapping[str, Tensor]:
     """What the feed prepares of a client's unlabelled samples once a round, by the received model; empty where nothing."""
     feed = task.learner.feed
-    if feed.prepare is None or not len(data.unlabelled or ()):
+    if feed.prepare is None or feed.prepared_for != "round" or not len(data.unlabelled or ()):
         return {}
     logits = skeleton.outputs(viewed_pool(task, data, feed.prepared_view, client, round), received.weights).logits
     return feed.prepare(logits.softmax(-1))
@@ -167,12 +167,14 @@ def batches(
     task: Task,
     skeleton: Skeleton,
     data: ClientData,
+    received: Any,
     client: int,
     round: int,
-    prepared: Mapping[str, Tensor] | None = None,
 ) -> Iterator[tuple[Step, Batch]]:
     """Each step with its batch. Samples are fetched and augmented for many steps at once."""
-    steps = planned_steps(task, data, client, round)
+    prepared = prepared_of(task, skeleton, data, received, client, round)
+    skeleton.module.train()
+    steps = iter(planned_steps(task, data, client, round))
     stream = seeds.torch_stream(task.seed, "views", client, round)
     device = data.labelled.x.device
     while group := list(islice(steps, GATHER)):
@@ -183,7 +185,7 @@ def batches(
             task.augmentation, task.learner.feed.labelled_view, x, _concatenated(step_draws, "labelled", device)
         )
         columns = zip(skeleton.arranged(x).split(sizes), y.split(sizes), strict=True)
-        pools: list[dict[str, Any]] = _pool_batches(task, skeleton, data.unlabelled, group, step_draws)
+        pools: list[dict[str, Any]] = _pool_batches(task, skeleton, data.unlabelled, received, group, step_draws)
         weights = torch.ones(len(y), device=device).split(sizes)
         for step, (samples, labels), weight, pool in zip(group, columns, weights, pools, strict=True):
             support = None if step.support is None else step.support.to(device, torch.float32)
@@ -198,9 +200,10 @@ def _pool_batches(
     task: Task,
     skeleton: Skeleton,
     pool: Pool | None,
+    received: Any,
     group: Sequence[Step],
     step_draws: Sequence[Mapping[str, Tensor]],
-) -> list[dict[str, Tensor]]:
+) -> list[dict[str, Any]]:
     """The unlabelled part of each batch in a group of steps."""
     rows = [step.unlabelled for step in group if step.unlabelled is not None]
     if pool is None or not rows:
@@ -214,13 +217,30 @@ def _pool_batches(
         parts["draws"] = method_draws
     lengths = [len(r) for r in rows]
     split = {n: iter((t if n == "draws" else skeleton.arranged(t)).split(lengths)) for n, t in parts.items()}
-    all_parts: list[dict[str, Tensor]] = []
+    prepared = {n: iter(t.split(lengths)) for n, t in _prepared_for_steps(task, skeleton, parts, received).items()}
+    all_parts: list[dict[str, Any]] = []
     for step in group:
-        batch_parts = {} if step.unlabelled is None else {name: next(pieces) for name, pieces in split.items()}
-        if batch_parts:
+        batch_parts: dict[str, Any] = {}
+        if step.unlabelled is not None:
+            batch_parts = {name: next(pieces) for name, pieces in split.items()}
             batch_parts["unlabelled_weight"] = torch.ones(len(batch_parts["unlabelled"]), device=u.device)
+            if prepared:
+                batch_parts["prepared"] = {name: next(pieces) for name, pieces in prepared.items()}
         all_parts.append(batch_parts)
     return all_parts
+
+
+def _prepared_for_steps(
+    task: Task, skeleton: Skeleton, parts: Mapping[str, Tensor], received: Any
+) -> Mapping[str, Tensor]:
+    """What the feed prepares of the views of a group of steps, by the received model; empty where nothing."""
+    feed = task.learner.feed
+    if feed.prepare is None or feed.prepared_for != "steps":
+        return {}
+    view = parts["unlabelled" if feed.prepared_view == "none" else feed.prepared_view]
+    logits = skeleton.outputs(view, received.weights).logits
+    skeleton.module.train()
+    return feed.prepare(logits.softmax(-1))
 
 
 def _concatenated(step_draws: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor | None:

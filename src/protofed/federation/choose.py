@@ -26,6 +26,7 @@ from ..evaluate.cost import forward_flops
 from ..methods.base import Method
 from ..methods.server import Setup
 from ..models.base import ModelSpec, parameter_count
+from ..models.convolution import has_few_outputs
 from ..models.skeleton import Skeleton
 from ..parts.filters import Filter, rule_of
 from ..privacy.protocol import Rules
@@ -34,10 +35,11 @@ from .batches import Task
 from .engine import ArchitectureInputs, Downloads, Engine, PlainEngine
 from .mixed import MixedEngine
 from .optimiser import LocalSettings
+from .pages import keep_pages
 from .rule import Facts, Recipe, rule
 from .secure import SecureSums, sum_layout
 from .stack import StackEngine
-from .workers import keep_pages, with_workers
+from .workers import with_workers
 
 log = logging.getLogger("protofed")
 
@@ -148,7 +150,7 @@ class EngineInputs:
         if self.secure is None:
             return None
         skeletons = [Skeleton(self.network(k)) for k in range(len(self.models))]
-        sizes = {"classes": self.data.num_classes, "dim": skeletons[0].dim, "others": len(self.data.clients) - 1}
+        sizes = {"classes": self.data.num_classes, "dim": skeletons[0].dim, "clients": len(self.data.clients)}
         rule = rule_of(self.method.reduce, self.filters)
         layout = sum_layout(rule, self.method.exchange, sizes, [s.weights() for s in skeletons])
         return SecureSums(rule, layout, self.secure)
@@ -188,6 +190,7 @@ class EngineInputs:
             max((layer.in_channels for layer in convolutions), default=0),
             len(self.members(architecture)) if self.method.exchange.asks_clients else 0,
             x.device.type != "cpu",
+            bool(convolutions) and has_few_outputs(network, data.sample_shape, self.local.batch),
         )
 
     def members(self, architecture: int) -> list[int]:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import seeds, wire
 from ..bank import PrototypeBank
-from ..data.types import ClientData, FederatedData, Samples
+from ..data.types import ClientData, FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board, Confusion, Confusions, Scores
 from ..methods.base import Method
 from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
-from ..models.skeleton import Skeleton
+from ..models.precision import with_precision
+from ..models.quick import with_quick_layers
+from ..models.skeleton import EVAL_BATCH, Skeleton
 from ..wire import Bundle, Message
 from . import judge
 from .batches import Task, every_sample
 from .judge import Evaluation, SampleSet, samples_of
 from .local import ClientState, MemoryStates, Outcome, train_client, trained_client, with_memory
+from .visits import LoadedModel, PlainVisit
 
 SERVER = -1  # the server's number among the random streams
 DECODED = 2  # how many decoded messages are kept; most often all clients are sent the same one
@@ -47,6 +51,8 @@ class Downloads:
     purpose: str = "train"
     serial: int = field(default_factory=count().__next__)
     """A number that no other downloads have; it identifies a decoded message."""
+    common: int | None = None
+    """The number of a message of stacks that all clients are sent, each without what is in its own place."""
 
     @property
     def clients(self) -> list[int]:
@@ -54,7 +60,16 @@ class Downloads:
         return list(self.audience)
 
     def __getitem__(self, client: int) -> Message:
-        return self.messages[self.audience[client]]
+        """The whole message of a client, as it travels to a site elsewhere."""
+        message = self.messages[self.audience[client]]
+        if self.common is None:
+            return message
+        return wire.encode(wire.decode(message).with_others(self._stacks, client))
+
+    @cached_property
+    def _stacks(self) -> Bundle:
+        assert self.common is not None
+        return wire.decode(self.messages[self.common])
 
     def only(self, clients: Sequence[int]) -> Downloads:
         """The same downloads for some of the clients."""
@@ -119,7 +134,7 @@ class Engine(Protocol):
         """
         ...
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Mapping[int, Scores]:
         """Score each client on its own samples, by its own model and the message it is sent.
 
         Args:
@@ -142,6 +157,19 @@ class Engine(Protocol):
         """Release processes and memory."""
 
 
+@runtime_checkable
+class SharedStore(Protocol):
+    """A store of clients' states in memory that several processes share, with the clients' models side by side."""
+
+    def holders(self) -> frozenset[int]:
+        """The clients that have a state."""
+        ...
+
+    def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
+        ...
+
+
 @dataclass(frozen=True)
 class ArchitectureInputs:
     """Everything that the engine of one architecture is made of: the method, the model, the clients' data and the task."""
@@ -156,7 +184,8 @@ class ArchitectureInputs:
         """The network with its initial weights: those that all clients share, or those of one `client`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.derive(self.task.seed, "initialisation", *client))
-            return self.model.build(self.data.sample_shape, self.data.num_classes)
+            network = self.model.build(self.data.sample_shape, self.data.num_classes)
+        return with_precision(network, self.task.local.precision)
 
 
 class PlainEngine:
@@ -181,24 +210,38 @@ class PlainEngine:
         self.starts: tuple[Mapping[str, Tensor], ...] = (self.start,)
         self.owner: tuple[int, ...] = (0,) * len(self.data.clients)
         self.parameters: tuple[int, ...] = (parameter_count(self.skeleton.module),)
-        sizes = {"classes": self.data.num_classes, "dim": self.dim, "others": len(self.data.clients) - 1}
+        sizes = {"classes": self.data.num_classes, "dim": self.dim, "clients": len(self.data.clients)}
         self.expected = self.method.exchange.expected("down", sizes, self.start)
         self.states: MutableMapping[int, ClientState] = MemoryStates()
         self.decoded: dict[tuple[int, int], Bundle] = {}
+        self.central: dict[tuple[int, int], Output] = {}  # outputs of the central test set that other processes gave
+        self.families: dict[str, np.ndarray] = {}  # for each set of samples: who has the same samples and classes
 
     def _skeleton(self, module: torch.nn.Module) -> Skeleton:
         module = with_convolutions(module, LeanConv2d) if self.lean else module
+        if self.channels_last:
+            module = with_quick_layers(module, flatten_only=self.lean)
         return Skeleton(module.to(self.device), self.channels_last)
 
     def message(self, downloads: Downloads, client: int) -> Bundle:
         """The message a client was sent, decoded and checked. A message to several clients is decoded once."""
-        key = downloads.serial, downloads.audience[client]
-        if key not in self.decoded:
+        whole = downloads.purpose == "train" and downloads.common is None
+        own = self._decoded(downloads, downloads.audience[client], client, whole)
+        if downloads.common is None:
+            return own
+        return own.with_others(self._decoded(downloads, downloads.common, client, False), client)
+
+    def _decoded(self, downloads: Downloads, number: int, client: int, whole: bool) -> Bundle:
+        """The message of that number, decoded and checked; `whole` says whether it has all parts that a client needs."""
+        key = downloads.serial, number
+        if key in self.decoded:
+            self.decoded[key] = self.decoded.pop(key)  # what was read last is kept longest
+        else:
             while len(self.decoded) >= DECODED:
                 self.decoded.pop(next(iter(self.decoded)))
-            expected = self.expected if downloads.purpose == "train" else replace(self.expected, partial=True)
+            expected = self.expected if whole else replace(self.expected, partial=True)
             source = f"server's message to {self.data.name_of(client)}"
-            self.decoded[key] = wire.decode(downloads[client], source, expected).to(self.device)
+            self.decoded[key] = wire.decode(downloads.messages[number], source, expected).to(self.device)
         return self.decoded[key]
 
     def state(self, client: int) -> ClientState:
@@ -268,25 +311,139 @@ class PlainEngine:
         """Whether each client is evaluated by a model of its own: a private one, or the global one after local tuning."""
         return self.method.exchange.keeps_model or self.method.predict.tuning > 0
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
-        """Score the clients one after another."""
-        scores = {
-            v.client: judge.score(v, self.method.predict, self.data, options) for v in self.visits(downloads, options)
-        }
-        return {client: scores[client] for client in downloads.clients}
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
+        """Score the clients, one model after another."""
+        candidates = judge.Candidates(self.method.predict, options)
+        boards = []
+        for clients in self._sharers(downloads):
+            message, model = self._loaded(downloads, clients[0], options)
+            boards.append(self._scored(clients, PlainVisit(clients[0], message, model, self.kept_bank), candidates))
+        return Board.joined(boards, downloads.clients)
+
+    def _scored(self, clients: Sequence[int], visit: PlainVisit, candidates: judge.Candidates) -> Board:
+        """The scores of clients that share the model and the message of a visit."""
+        predict, data, options = self.method.predict, self.data, candidates.options
+        counting = judge.Counting(predict, data, options, candidates)
+        entries: list[tuple[Confusion | None, Confusion | None]] = []
+        members: list[Sequence[int]] = []
+        detailed: dict[int, Scores] = {}
+        bound = options.detailed
+        for client in (c for c in clients if c < bound):
+            scores = detailed[client] = judge.score(replace(visit, client=client), predict, data, options)
+            entries.append((scores.by_head, scores.by_prototype))
+            members.append([client])
+        for family in self._families([c for c in clients if c >= bound], options):
+            *entry, shared = counting.confusions(replace(visit, client=family[0]))
+            entries.append((entry[0], entry[1]))
+            members.append(family if shared else family[:1])
+            for client in () if shared else family[1:]:
+                *entry, _ = counting.confusions(replace(visit, client=client))
+                entries.append((entry[0], entry[1]))
+                members.append([client])
+        which = np.repeat(np.arange(len(entries)), [len(family) for family in members])
+        by_head, by_prototype = (Confusions.listed([entry[k] for entry in entries]).taken(which) for k in range(2))
+        return Board([c for family in members for c in family], by_head, by_prototype, Board.of(detailed).details)
+
+    def _families(self, clients: Sequence[int], options: Evaluation) -> list[list[int]]:
+        """Groups of clients with the same test samples and the same classes."""
+        if len(clients) < 2:
+            return [list(clients)] if clients else []
+        if options.part not in self.families:
+            numbers: dict[Any, int] = {}
+            keys = (self._family_key(client, options.part) for client in range(len(self.data.clients)))
+            self.families[options.part] = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        numbers_of_clients = self.families[options.part][clients]
+        order = np.argsort(numbers_of_clients, kind="stable")
+        edges = np.flatnonzero(np.diff(numbers_of_clients[order])) + 1
+        return [family.tolist() for family in np.split(np.asarray(clients)[order], edges)]
+
+    def _family_key(self, client: int, part: SampleSet) -> Any:
+        if getattr(self.data.clients[client], part) is None:
+            return client
+        samples = samples_of(self.data, client, part)
+        return id(samples.index), id(samples.y), judge.bytes_of(self.data.clients[client].classes)
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
         """Every client with its model loaded. A visit is valid until the next one begins."""
+        for clients in self._sharers(downloads):
+            message, model = self._loaded(downloads, clients[0], options)
+            for client in clients:
+                yield PlainVisit(client, message, model, self.kept_bank)
+
+    def _sharers(self, downloads: Downloads) -> list[list[int]]:
+        """Groups of clients that are evaluated by the same model and were sent the same message."""
+        own = self.own_models(downloads.clients)
         sharers: dict[int, list[int]] = {}
         for client, audience in downloads.audience.items():
-            sharers.setdefault(client if self.model_for_each else audience, []).append(client)
-        for clients in sharers.values():
-            message = self.message(downloads, clients[0])
-            self._load(message, clients[0])
-            model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes)
-            for client in clients:
-                bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
-                yield PlainVisit(client, message, model, bank)
+            if client not in own:
+                sharers.setdefault(audience, []).append(client)
+        return [*([client] for client in downloads.audience if client in own), *sharers.values()]
+
+    def own_models(self, clients: Collection[int]) -> Collection[int]:
+        """The clients that are evaluated by another model than the others: not by a global one, nor by the initial one."""
+        if not self.model_for_each:
+            return ()
+        if self.inputs.own_start or self.method.predict.tuning:
+            return frozenset(clients)
+        return self.states.holders() if isinstance(self.states, SharedStore) else self.states
+
+    def _loaded(self, downloads: Downloads, client: int, options: Evaluation) -> tuple[Bundle, LoadedModel]:
+        """The message to a client, and the model by which it is evaluated."""
+        message = self.message(downloads, client)
+        self._load(message, client)
+        model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes)
+        model.central = self.central.get((downloads.serial, downloads.audience[client]))
+        return message, model
+
+    def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
+        """How an evaluation can be shared out.
+
+        Returns:
+            The clients that need no pass over samples of their own, because they share a model and test samples with
+            others; and groups of the others. Each group can be evaluated by another process, with the same bits.
+        """
+        alike, groups = [], []
+        candidates = judge.Candidates(self.method.predict, options)
+        for clients in self._sharers(downloads):
+            if len(clients) == 1:
+                groups.append(clients)
+                continue
+            received = self.message(downloads, clients[0])
+            for family in self._families(clients, options):
+                own = options.detailed > len(self.owner) or not self._shares_tests(family, options)
+                if options.prototypes and not own:
+                    classes = self.data.clients[family[0]].classes
+                    own = not candidates.of(received, self._empty_bank, classes)[1]
+                if own:
+                    groups += [[client] for client in family]
+                else:
+                    alike += family
+        return alike, groups
+
+    def _shares_tests(self, family: Sequence[int], options: Evaluation) -> bool:
+        test = self.data.central_test
+        return len(family) > 1 or (test is not None and samples_of(self.data, family[0], options.part).x is test.x)
+
+    def _empty_bank(self) -> PrototypeBank:
+        return PrototypeBank.empty(self.data.num_classes, self.dim)
+
+    def central_pieces(self, downloads: Downloads, options: Evaluation) -> list[tuple[int, int]]:
+        """The pieces in which the central test set is run by shared models: a client with the model, and a first row."""
+        test, pieces = self.data.central_test, []
+        for clients in [] if self.model_for_each or test is None else self._sharers(downloads):
+            if test is not None and any(samples_of(self.data, c, options.part).x is test.x for c in clients):
+                pieces += [(clients[0], row) for row in range(0, len(test.x), EVAL_BATCH)]
+        return pieces
+
+    def run_piece(self, downloads: Downloads, client: int, row: int) -> Output:
+        """The outputs of one piece of the central test set."""
+        assert self.data.central_test is not None
+        self._load(self.message(downloads, client), client)
+        return self.skeleton.outputs(self.data.central_test.x[row : row + EVAL_BATCH])
+
+    def kept_bank(self, client: int) -> PrototypeBank | None:
+        """A client's prototypes under the model by which it is evaluated, where training has computed them."""
+        return None if self.method.predict.tuning or client not in self.states else self.states[client].bank
 
     def _load(self, message: Bundle, client: int) -> None:
         """Load the model by which a client is evaluated."""
@@ -328,50 +485,3 @@ def on_device(value: Any, device: torch.device | str, copied: bool = False) -> A
     """A tree of tensors on a device; with `copied`, every tensor is a copy."""
     move: Callable[[Any], Any] = lambda v: v.to(device, copy=copied) if isinstance(v, Tensor) else v  # noqa: E731
     return torch.utils._pytree.tree_map(move, value)
-
-
-@dataclass
-class LoadedModel:
-    """The model in a skeleton, as a function of sets of samples.
-
-    With `whole`, the central test set is run once for all clients that need rows of it.
-    """
-
-    skeleton: Skeleton
-    data: FederatedData
-    whole: bool
-    central: Output | None = field(default=None)
-
-    def outputs(self, samples: Samples) -> Output:
-        """Embeddings and logits of samples."""
-        test = self.data.central_test
-        if not self.whole or test is None or samples.x is not test.x:
-            return self.skeleton.outputs(samples.take()[0])
-        if self.central is None:
-            self.central = self.skeleton.outputs(samples.x)
-        return Output(*(t[samples.index] for t in self.central))
-
-
-@dataclass
-class PlainVisit:
-    """One client whose model is loaded. `bank` has its prototypes where training has computed them under this model."""
-
-    client: int
-    received: Bundle
-    model: LoadedModel
-    bank: PrototypeBank | None
-
-    def outputs(self, samples: SampleSet) -> Output:
-        """Embeddings and logits of one of the client's sets of samples."""
-        return self.model.outputs(samples_of(self.model.data, self.client, samples))
-
-    @cached_property
-    def _own_bank(self) -> PrototypeBank:
-        if self.bank is not None:
-            return self.bank
-        z, y = self.outputs("labelled").embedding, samples_of(self.model.data, self.client, "labelled").labels
-        return PrototypeBank.from_embeddings(z, y, self.model.data.num_classes)
-
-    def own_bank(self) -> PrototypeBank:
-        """The prototypes of the client's labelled samples, computed at most once."""
-        return self._own_bank

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from ..parts import Upload
 from ..wire import Bundle, Exchange, WireError
 from ..wire.exchange import is_finite
+from ..wire.stacked import WeightsRow
 
 FACTOR = 10.0
 """How many times the others' norm an upload's norm may be, by default; `docs/results/guard.json` has honest runs' ratios."""
@@ -72,8 +73,9 @@ class Guard:
         limits = {part.name: part.most for part in self.exchange.up}
         for name, bank in upload.content.all_banks().items():
             most = upload.samples * (limits.get(name or "bank") or 1.0)
-            if bank.counts.numel() and float(bank.counts.double().sum(-1).max()) > most * (1 + ROUNDING):
-                total = float(bank.counts.double().sum(-1).max())
+            counts = bank.held[1].double().sum(-1)
+            total = float(counts.max()) if counts.numel() else 0.0
+            if total > most * (1 + ROUNDING):
                 raise WireError(f"{source}: its prototypes claim {total:g} samples, and it has {upload.samples:g}")
         for name, value in upload.content.scalars.items():
             limit = limits.get(name)
@@ -160,10 +162,11 @@ def norms_of(bundle: Bundle) -> dict[str, float]:
     """
     norms: dict[str, float] = {}
     for name, bank in bundle.all_banks().items():
-        rows = bank.means[bank.known]
+        rows = bank.known_means
         norms[f"prototypes {name}".rstrip()] = float(rows.double().norm(dim=-1).max()) if len(rows) else 0.0
     if bundle.weights:
-        norms["weights"] = total_norm(bundle.weights.values())
+        weights = bundle.weights
+        norms["weights"] = weights.norm if isinstance(weights, WeightsRow) else total_norm(weights.values())
     for name, weights in bundle.models.items():
         norms[f"weights of model {name}"] = total_norm(weights.values())
     for name, value in bundle.tensors.items():

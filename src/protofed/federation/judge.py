@@ -1,20 +1,23 @@
 """The judge: scores a client's predictions from what the client holds and was sent, and from nothing else.
 
 An engine gives it each client's model as a `Visit`: outputs over a set of samples, the client's own prototypes, and the
-message it was sent. The method's `predict` makes predictions of them.
+message it was sent. The method's `predict` makes predictions of them. Most clients are scored by their confusions alone, and
+these are counted once for all clients that have the same model, test samples and prototypes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
-from ..evaluate import Drawn, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
+from ..evaluate import Confusion, Drawn, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
 from ..models.base import Output
 from ..parts import Predict
 from ..wire import Bundle
@@ -46,6 +49,19 @@ class Evaluation:
     """The number of clients whose scores include embeddings, for retrieval among all clients together."""
     drawn: int = 0
     """The number of clients that give some embeddings to the silhouette of all clients together."""
+    prototypes: bool = True
+    """Whether predictions by prototype are scored, also where clients have to compute their prototypes for it."""
+
+    @property
+    def detailed(self) -> int:
+        """The number of clients of which something is measured beside their predictions: those with lower numbers."""
+        if self.qualities or self.votes or self.embedding:
+            return sys.maxsize
+        return max(self.silhouette, self.drawn, SNAPSHOT_CLIENTS if self.snapshot else 0)
+
+    def pictures(self, client: int) -> bool:
+        """Whether a client's scores include embeddings and prototypes."""
+        return self.snapshot and client < SNAPSHOT_CLIENTS
 
 
 class Visit(Protocol):
@@ -69,17 +85,9 @@ def samples_of(data: FederatedData, client: int, name: SampleSet) -> Samples:
         central = data.central_for(client)
         assert central is not None
         return central
-    client_data = data.clients[client]
-    samples = {
-        "labelled": client_data.labelled,
-        "test": client_data.test,
-        "validation": client_data.validation,
-        "triggered": client_data.triggered,
-        "unseen": client_data.unseen,
-    }
-    chosen_samples = samples[name]
-    assert chosen_samples is not None
-    return chosen_samples
+    samples: Samples | None = getattr(data.clients[client], name)
+    assert samples is not None
+    return samples
 
 
 def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluation) -> Scores:
@@ -95,26 +103,100 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         Confusions by head and by prototype, with votes, silhouette and snapshot where the options ask for them.
     """
     client, classes = visit.client, data.clients[visit.client].classes
-    bank = predict.bank(visit.received, visit.own_bank, classes)
-    candidates = bank.restricted(classes) if options.candidates == "own" else bank
+    pictured, votes = options.pictures(client), options.votes and data.central_test is not None
+    bank = None
+    if options.prototypes or pictured or votes:
+        bank = predict.bank(visit.received, visit.own_bank, classes)
+    candidates = bank if bank is None or options.candidates == "all" else bank.restricted(classes)
     output, y = visit.outputs(options.part), samples_of(data, client, options.part).labels
-    scores = score_client(output.embedding, output.logits, y, candidates, predict.scores, options.qualities)
-    if options.votes and data.central_test is not None:
+    scored = candidates if options.prototypes else None
+    scores = score_client(output.embedding, output.logits, y, scored, predict.scores, options.qualities)
+    if votes and bank is not None:
         central = visit.outputs("central")
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
     if client < options.drawn:
         scores = replace(scores, drawn=_drawn(output.embedding, y, client, min(options.drawn, len(data.clients))))
-    pictured = options.snapshot and client < SNAPSHOT_CLIENTS
     if client >= options.silhouette and not pictured:
         return scores
     z, y = _some(output.embedding, y, SHAPE_SAMPLES)
     return replace(
         scores,
         silhouette=silhouette(z, y) if client < options.silhouette else None,
-        snapshot=Snapshot.of(z, y, bank) if pictured else None,
+        snapshot=Snapshot.of(z, y, bank) if pictured and bank is not None else None,
     )
+
+
+@dataclass
+class Candidates:
+    """The prototypes among which clients' nearest is chosen. They are made once for all clients of one message and one set
+    of classes, unless they depend on a client's own prototypes."""
+
+    predict: Predict
+    options: Evaluation
+    made: dict[Any, tuple[PrototypeBank, Bundle]] = field(default_factory=dict)
+
+    def of(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> tuple[PrototypeBank, bool]:
+        """A client's candidates, and whether other clients of the same message and classes have the same."""
+        key = id(received), bytes_of(classes)
+        if key in self.made:
+            return self.made[key][0], True
+        asked: list[bool] = []
+
+        def asking() -> PrototypeBank:
+            asked.append(True)
+            return own()
+
+        bank = self.predict.bank(received, asking, classes)
+        bank = bank.restricted(classes) if self.options.candidates == "own" else bank
+        if not asked:
+            self.made[key] = bank, received  # the message is kept, so that no other one gets its id
+        return bank, not asked
+
+
+@dataclass
+class Counting:
+    """Counts the confusions of clients that share a model. What two clients have in common is counted once."""
+
+    predict: Predict
+    data: FederatedData
+    options: Evaluation
+    candidates: Candidates
+    counted: dict[Any, Confusion | None] = field(default_factory=dict)
+
+    def confusions(self, visit: Visit) -> tuple[Confusion, Confusion | None, bool]:
+        """A client's confusions by head and by prototype, and whether they are those of all clients with the same message,
+        test samples and classes."""
+        samples = samples_of(self.data, visit.client, self.options.part)
+        rows = id(samples.index), id(samples.y)  # clients with the same classes share one list of test rows
+        by_head, output = self.counted.get(rows), None
+        if by_head is None:
+            output = visit.outputs(self.options.part)
+            by_head = self.counted[rows] = _confusion(samples, output.logits.argmax(-1))
+        if not self.options.prototypes:
+            return by_head, None, True
+        bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
+        key = *rows, id(bank)
+        if shared and key in self.counted:
+            return by_head, self.counted[key], True
+        by_prototype = None
+        if bool(bank.known.any()):
+            output = output or visit.outputs(self.options.part)
+            by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank).argmax(-1))
+        if shared:  # then the candidates keep the bank, and its id stays its own
+            self.counted[key] = by_prototype
+        return by_head, by_prototype, shared
+
+
+def bytes_of(classes: Tensor) -> bytes:
+    """A mask of classes as bytes, which are the same for clients with the same classes."""
+    return bytes(classes.cpu().numpy())
+
+
+def _confusion(samples: Samples, predicted: Tensor) -> Confusion:
+    """The confusion of samples with their predicted classes."""
+    return Confusion.of(samples.labels.cpu(), predicted.cpu())
 
 
 def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:

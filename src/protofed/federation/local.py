@@ -25,14 +25,15 @@ from ..evaluate.pseudo import tally
 from ..methods.client import Pseudo, Trained, Weights
 from ..models import norm
 from ..models.base import Output
+from ..models.quick import ProductLinear, factors_of, product_layers
 from ..models.skeleton import Skeleton, TrainingNetwork
 from ..parts import Batch, Feed, Received, Step, View
 from ..parts.compression import compressed
 from ..parts.filters import Departure
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
-from .batches import Task, all_samples, batches, client_size, prepared_of, viewed, viewed_pool
-from .optimiser import Optimiser
+from .batches import Task, all_samples, batches, client_size, viewed, viewed_pool
+from .optimiser import Optimiser, Products
 
 
 @dataclass
@@ -76,12 +77,52 @@ Keep = Callable[[int, ClientState], None]
 
 
 class MemoryStates(dict[int, ClientState]):
-    """The clients' states in the memory of this process."""
+    """The clients' states in the memory of this process. A state is replaced as a whole, and never changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: dict[int, int] = {}
+        """How often each client's state has been replaced."""
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         weights = {name: value.clone() for name, value in state.weights.items()}
         memory = state.memory if state.memory.empty else state.memory.copied()
-        super().__setitem__(client, ClientState(weights, state.optimiser, memory, state.bank))
+        bank = None if state.bank is None else state.bank.compact()
+        super().__setitem__(client, ClientState(weights, state.optimiser, memory, bank))
+        self.versions[client] = self.versions.get(client, 0) + 1
+
+    def snapshot(self) -> Snapshot:
+        """The states as they are now. Nothing is copied: a state that a later round replaces stays with the snapshot."""
+        return Snapshot(dict(self), dict(self.versions))
+
+
+class Snapshot(Mapping[int, ClientState]):
+    """The clients' states at one moment, which the next round does not change.
+
+    Attributes:
+        versions: By client, a number that is another one where its state has been replaced since an earlier snapshot of
+            the same engine. A client that is not in it may have any state.
+    """
+
+    def __init__(self, states: Mapping[int, ClientState], versions: Mapping[int, int] | None = None) -> None:
+        self._states, self.versions = states, dict(versions or {})
+
+    def __getitem__(self, client: int) -> ClientState:
+        return self._states[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @classmethod
+    def of(cls, states: Mapping[int, ClientState]) -> Snapshot:
+        """A snapshot of what an engine exports."""
+        if isinstance(states, Snapshot):
+            return states
+        take = getattr(states, "snapshot", None)
+        return cls(dict(states)) if take is None else take()
 
 
 @dataclass(frozen=True)
@@ -233,23 +274,20 @@ def trained_client(
     learner, local = task.learner, task.local
     check_trainable(task, data, client)
     skeleton.load(learner.begin(state.weights, received))
-    params = list(skeleton.params.values())
     optimiser = Optimiser(local, skeleton.params, state.optimiser if local.exports_optimiser else {}, round)
     network = TrainingNetwork(skeleton, skeleton.params)
-    prepared = prepared_of(task, skeleton, data, received, client, round)
-    skeleton.module.train()
+    layers = dict(product_layers(skeleton.module)) if optimiser.takes_products else {}
     names: list[str] = []
     values, sizes = [], []
     pseudo_labels = PseudoLabels()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), factors_of(layers):
         seeds.start_default_stream(data.labelled.x.device, task.seed, "dropout", client, round)
-        for step, batch in batches(task, skeleton, data, client, round, prepared):
+        for step, batch in batches(task, skeleton, data, received, client, round):
             with one_sample_is_too_few(task.name_of(client)):
                 terms, pseudo = task.loss(network, batch, received, round)
             names = list(terms)
             total = reduce(add, terms.values())
-            gradient = torch.autograd.grad(total, params, allow_unused=True, materialize_grads=True)
-            optimiser.step(gradient)
+            optimiser.step(*_gradients(total, skeleton.params, layers))
             values.append([term.detach() for term in terms.values()])
             sizes.append(step_size(step))
             if pseudo is not None:
@@ -265,6 +303,28 @@ def trained_client(
     optimiser_state = optimiser.export() if local.exports_optimiser else {}
     counts = pseudo_labels.counts(task, data, client)
     return Training(trained, optimiser_state, means, failure, counts, optimiser.measures())
+
+
+def _gradients(
+    total: Tensor, params: Mapping[str, Tensor], layers: Mapping[str, ProductLinear]
+) -> tuple[list[Tensor], None, Products]:
+    """The gradients of a loss as an optimiser's step takes them, of some layers as products.
+
+    A weight that the loss also reads directly, as a proximal term does, has the sum of both as its gradient.
+    """
+    given = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=not layers)
+    gradients: list[Tensor] = []
+    products: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    for (name, param), gradient in zip(params.items(), given, strict=True):
+        factors = layers[name].taken() if name in layers else []
+        if gradient is None and factors:
+            products[name] = factors
+            continue
+        whole = torch.zeros_like(param) if gradient is None else gradient
+        for g, x in factors:
+            whole = whole + g.t() @ x
+        gradients.append(whole)
+    return gradients, None, products
 
 
 def outcome_of(
@@ -283,8 +343,9 @@ def outcome_of(
     if not upload.empty:
         scalars = {**upload.scalars, SAMPLES: float(client_size(learner.feed, data))}
         upload = Bundle(upload.bank, upload.banks, upload.weights, upload.tensors, scalars, upload.models)
-        departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
-        upload, measures = compressed(task.filters, upload, departure)
+        if task.filters:
+            departure = Departure(client, round, received, trained, task.rule, task.normals(client, round))
+            upload, measures = compressed(task.filters, upload, departure)
         try:
             message = wire.encode(upload) if task.secure is None else task.secure.vector(client, upload)
         except ProtofedError as error:  # a number that no secure sum can hold; the client keeps its old state

@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
+from ..models.base import Output
 from ..wire import Bundle
 from .engine import Downloads, PlainEngine, Taught
 from .judge import Evaluation, Visit
@@ -86,12 +87,34 @@ class MixedEngine:
         """Refuse the training at a server, which needs one architecture for all clients."""
         raise ProtofedError(f"{self.method.name} trains a model at the server, so all clients need one architecture")
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score each client with the engine of its architecture."""
-        scores: dict[int, Scores] = {}
-        for k, share in self._shares(downloads).items():
-            scores |= self.parts[k].evaluate(share, options)
-        return {client: scores[client] for client in downloads.clients}
+        boards = [self.parts[k].evaluate(share, options) for k, share in self._shares(downloads).items()]
+        return Board.joined(boards, downloads.clients)
+
+    def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
+        """How an evaluation can be shared out: the shares of all architectures."""
+        shares = [self.parts[k].shares(share, options) for k, share in self._shares(downloads).items()]
+        return [c for alike, _ in shares for c in alike], [group for _, groups in shares for group in groups]
+
+    def central_pieces(self, downloads: Downloads, options: Evaluation) -> list[tuple[int, int]]:
+        """The pieces in which the central test set is run by the models of all architectures."""
+        shares = self._shares(downloads).items()
+        return [piece for k, share in shares for piece in self.parts[k].central_pieces(share, options)]
+
+    def run_piece(self, downloads: Downloads, client: int, row: int) -> Output:
+        """The outputs of one piece of the central test set by the model of a client."""
+        return self.parts[self.owner[client]].run_piece(downloads, client, row)
+
+    @property
+    def central(self) -> dict[tuple[int, int], Output]:
+        """The outputs of the central test set that other processes gave, which the engines of all architectures share."""
+        return self.parts[0].central
+
+    @central.setter
+    def central(self, central: dict[tuple[int, int], Output]) -> None:
+        for part in self.parts:
+            part.central = central
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
         """Every client with its model loaded, architecture by architecture."""

@@ -12,10 +12,11 @@ from ..methods.base import Method
 from ..methods.server import Setup
 from ..wire import Bundle
 from . import judge
-from .engine import Downloads, LoadedModel, PlainEngine, PlainVisit
+from .engine import Downloads, PlainEngine
 from .judge import Evaluation
 from .local import trained_client, with_memory
 from .mixed import MixedEngine, for_architecture
+from .visits import LoadedModel, PlainVisit
 
 EPOCHS = (0, 1, 5)
 """After how many epochs of its local training a newcomer is scored."""
@@ -79,5 +80,5 @@ def _score(engine: PlainEngine, downloads: Downloads, client: int, epochs: int, 
         failed = bool(trained_client(task, engine.skeleton, state, data, received, client, downloads.round).failure)
     if failed:
         engine.skeleton.load(engine.method.begin(state.weights, received))
-    visit = PlainVisit(client, message, LoadedModel(engine.skeleton, engine.data, False), None)
+    visit = PlainVisit(client, message, LoadedModel(engine.skeleton, engine.data, False))
     return judge.score(visit, engine.method.predict, engine.data, options)

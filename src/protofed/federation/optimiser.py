@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import torch
@@ -16,9 +17,13 @@ from pydantic import Field
 from torch import Tensor
 
 from ..errors import ProtofedError
+from ..models.precision import Precision
 from ..schedules import cosine_decay
 
 Rows = slice | Tensor | None  # the clients of a stack; None where parameters are not stacked
+Products = Mapping[str, Sequence[tuple[Tensor, Tensor]]]  # factors g and x of gradients Σ gᵀ x by parameter
+NO_PRODUCTS: Products = MappingProxyType({})
+PRODUCT_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class LocalSettings(RunLength):
     ] = False
 
     gradients: Annotated[bool, Field(description="record how large clients' gradients are")] = False
+    precision: Annotated[
+        Precision,
+        Field(description="float32, or bf16: networks compute in bfloat16, and weights and prototypes stay float32"),
+    ] = "float32"
 
     def __post_init__(self) -> None:
         if self.nesterov and (self.optimiser != "sgd" or not self.momentum):
@@ -151,16 +160,20 @@ class Optimiser:
                     self.state[buffer][list(self.params)[int(index)]][row] = value
 
     @torch.no_grad()
-    def step(self, grads: Sequence[Tensor], rows: Rows = None) -> None:
+    def step(self, grads: Sequence[Tensor], rows: Rows = None, products: Products = NO_PRODUCTS) -> None:
         """Take one step.
 
         Args:
             grads: The gradients, in the order of the parameters.
             rows: Which clients of a stack take the step; None where the parameters are not stacked.
+            products: Gradients that are products, by the name of their parameter, which has none in `grads`.
         """
         local, selected = self.local, ... if rows is None else rows
         self.steps[selected] += 1
-        p, g = [t[selected] for t in self.params.values()], list(grads)
+        names = [name for name in self.params if name not in products]
+        p, g = [self.params[name][selected] for name in names], list(grads)
+        for name, factors in products.items():
+            self._add_product(name, factors)
         if local.gradients:
             self.squares[selected] += sum(_squares(t, stacked=rows is not None) for t in g)
             self.taken[selected] += 1
@@ -168,7 +181,7 @@ class Optimiser:
             g = _clipped(g, local.clip, stacked=rows is not None)
         if local.weight_decay:
             g = list(torch._foreach_add(g, p, alpha=local.weight_decay))
-        state = {buffer: [t[selected] for t in tensors.values()] for buffer, tensors in self.state.items()}
+        state = {buffer: [tensors[name][selected] for name in names] for buffer, tensors in self.state.items()}
         if local.optimiser == "sgd":
             if local.momentum and _same_memory_order(p, g, state["momentum_buffer"]):
                 torch._fused_sgd_(  # one pass over memory, not three
@@ -198,8 +211,24 @@ class Optimiser:
             self._rmsprop(p, g, state["square_avg"], state.get("momentum_buffer"))
         if isinstance(rows, Tensor):  # indexing by a list has copied, so values are written back
             for tensors, values in ((self.params, p), *((self.state[name], v) for name, v in state.items())):
-                for name, value in zip(tensors, values, strict=True):
+                for name, value in zip(names, values, strict=True):
                     tensors[name][rows] = value
+
+    @property
+    def takes_products(self) -> bool:
+        """Whether gradients may be products: SGD adds them to its momentum, and nothing else reads a gradient."""
+        local = self.local
+        others = local.nesterov or local.clip or local.weight_decay or local.gradients
+        return local.optimiser == "sgd" and local.momentum > 0 and not others
+
+    def _add_product(self, name: str, factors: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """A step of SGD with the gradient `Σ gᵀ x`, which is added to the momentum without being written out."""
+        weight, momentum, decay = self.params[name], self.state["momentum_buffer"][name], self.local.momentum
+        for begin in range(0, len(weight), PRODUCT_ROWS):  # few rows at a time, which then are in the cache
+            rows = slice(begin, begin + PRODUCT_ROWS)
+            for k, (g, x) in enumerate(factors):
+                momentum[rows].addmm_(g[:, rows].t(), x, beta=1.0 if k else decay)
+            weight[rows].add_(momentum[rows], alpha=-self.lr)
 
     def _adam(self, p: list[Tensor], g: list[Tensor], means: list[Tensor], squares: list[Tensor], t: Tensor) -> None:
         torch._foreach_lerp_(means, g, 1 - 0.9)

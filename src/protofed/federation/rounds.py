@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Scores, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
+from ..evaluate import Board, Scores, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
@@ -25,6 +26,7 @@ from ..methods.server import Setup
 from ..parts import Running, Upload
 from ..parts.attacks import Attackers
 from ..parts.filters import Arrival, Filter, check_order, restored, rule_of
+from ..pieces import on_cores
 from ..wire import Bundle
 from . import selection
 from .batches import client_size
@@ -35,6 +37,7 @@ from .local import Outcome
 from .mixed import for_architecture
 from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
 from .uploads import as_upload, prefixed
+from .workers import WorkerEngine
 
 log = logging.getLogger("protofed")
 SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
@@ -53,22 +56,21 @@ class Record:
     up: Counter[str]
     down: Counter[str]
     seconds: float = 0.0
-    scores: list[Scores] | None = None
-    """The scores of the clients that were evaluated, in the order of the clients."""
+    board: Board | None = None
+    """The scores of the clients that were evaluated, in columns."""
     absent: list[int] = field(default_factory=list)
     """The clients that were not evaluated: attackers, and those that could not be reached or would not."""
-    validation: list[Scores] | None = None
+    validation: Board | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the server did beside the method's equations, such as keeping its last good state, as sentences."""
     snapshot: bool = False
 
-    def scores_by_client(self) -> dict[int, Scores]:
-        """The scores of the clients that were evaluated, by client."""
-        scores = self.scores or []
-        clients = (c for c in range(len(scores) + len(self.absent)) if c not in self.absent)
-        return dict(zip(clients, scores, strict=True))
+    @cached_property
+    def scores(self) -> list[Scores] | None:
+        """The scores of the clients that were evaluated, in the order of the clients; None where none was."""
+        return None if self.board is None else list(self.board.values())
 
 
 class Federation:
@@ -154,7 +156,7 @@ class Federation:
         if secure is not None:
             check_secure(self.exchange, method.name, method.reduce, self.filters, choice)
             check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
-        sizes = {"classes": data.num_classes, "dim": engine.dim, "others": len(data.clients) - 1}
+        sizes = {"classes": data.num_classes, "dim": engine.dim, "clients": len(data.clients)}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
         self.predictions = _predictions(method, data)
         guard = guard if self.exchange.travels else 0  # a client by itself cannot spoil anything for others
@@ -257,7 +259,9 @@ class Federation:
         reduced = running.result()
         for filter in reversed(self.filters):
             reduced = filter.arrive(reduced)
-        self._advance(self.method.update(self.state, reduced, round, self.setup), "the update", round, notes)
+        with on_cores(self.engine.count if isinstance(self.engine, WorkerEngine) else 1):  # workers are idle now
+            state = self.method.update(self.state, reduced, round, self.setup)
+        self._advance(state, "the update", round, notes)
 
     def _advance(self, state: Any, cause: str, round: int, notes: list[str]) -> None:
         """Take a new state, unless it is absurd."""
@@ -289,7 +293,7 @@ class Federation:
     def downloads(
         self, clients: Sequence[int], round: int, names: Collection[str] | None = None
     ) -> tuple[Downloads, Counter[str]]:
-        """The messages for some clients, each encoded once for its audience.
+        """The messages for some clients, each encoded once for its audience, and what all are sent encoded once.
 
         Args:
             clients: The clients that are sent a message.
@@ -297,24 +301,29 @@ class Federation:
             names: The parts of the message; None for all of them.
 
         Returns:
-            The messages, and the bytes of each kind that they cost.
+            The messages, and the bytes of each kind that they cost. A client's bytes are those of its whole message.
         """
-        messages: list[bytes] = []
+        stacks = self.exchange.common_message(self.state, names)
+        common = None if stacks.empty else 0
+        messages: list[bytes] = [] if stacks.empty else [wire.encode(stacks)]
+        down: Counter[str] = Counter()
         number: dict[Hashable, int] = {}
+        sizes: dict[Hashable, Counter[str]] = {}
         audience: dict[int, int] = {}
         for client in clients:
             architecture = self.engine.owner[client]
             key = self.exchange.audience(self.state, client, round, names), architecture
             if key not in number:
-                content = self.exchange.message(self.state, client, round, names)
+                content = self.exchange.own_message(self.state, client, round, names)
+                content = for_architecture(content, architecture) if self.mixed else content
                 number[key] = len(messages)
-                messages.append(wire.encode(for_architecture(content, architecture) if self.mixed else content))
+                messages.append(wire.encode(content))
+                whole = content.with_others(stacks, client)
+                sizes[key] = wire.sizes(messages[-1]) if common is None else wire.encoded_sizes(whole)
             audience[client] = number[key]
-        down: Counter[str] = Counter()
-        for index, receivers in Counter(audience.values()).items():
-            for byte_kind, size in wire.sizes(messages[index]).items():
-                down[byte_kind] += receivers * size
-        return Downloads(round, messages, audience, "train" if names is None else "evaluate"), down
+            down.update(sizes[key])
+        purpose = "train" if names is None else "evaluate"
+        return Downloads(round, messages, audience, purpose, common=common), down
 
     def _train(self, downloads: Downloads, running: Running, received: Receipt) -> None:
         """Train the cohort and reduce uploads as they arrive, a few at a time."""
@@ -352,7 +361,8 @@ class Federation:
             clients = [c for c in messages if self.engine.owner[c] == architecture]
             sources = [self.name_of(c) for c in clients]
             shapes = replace(expected, shapes_only=True) if self.filters else expected
-            decoded = wire.decode_each([messages[c] for c in clients], sources, shapes)
+            summed = () if self.filters else self.rule.summed
+            decoded = wire.decode_each([messages[c] for c in clients], sources, shapes, summed)
             contents |= dict(zip(clients, decoded, strict=True))
         uploads = []
         for client, message in messages.items():
@@ -433,37 +443,35 @@ class Federation:
         downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
-        options = replace(self.evaluation, snapshot=record.snapshot, qualities=record.round > self.measured)
-        options = replace(options, drawn=self.drawn)
+        last = record.round > self.measured
+        own = replace(self.evaluation, prototypes=last or self.evaluation.votes or self._prototypes_needed())
+        options = replace(own, snapshot=record.snapshot, qualities=last, drawn=self.drawn)
         if self.embedding and record.round == self.rounds:
             options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
-        scores = self.engine.evaluate(downloads, options)
-        record.absent = [client for client in clients if client not in scores]
-        if not scores:
+        board = Board.of(self.engine.evaluate(downloads, options))
+        evaluated = set(board)
+        record.absent = [client for client in clients if client not in evaluated]
+        if not evaluated:
             log.warning("round %d: no client could be evaluated", record.round)
             return
-        record.scores = list(scores.values())
-        architectures = [self.architectures[client] for client in scores] if self.architectures else ()
-        predictions = [
-            prediction
-            for prediction in self.predictions
-            if all(getattr(s, f"by_{prediction}") is not None for s in record.scores)
-        ]
-        record.metrics = summarise(record.scores, self.data.class_values, architectures, by, predictions)
-        record.metrics |= self._of_all_clients(record.scores, predictions)
-        record.scores = [replace(s, drawn=None) for s in record.scores] if options.drawn else record.scores
+        architectures = [self.architectures[client] for client in board] if self.architectures else ()
+        predictions = [prediction for prediction in self.predictions if board.by(prediction).present.all()]
+        record.metrics = summarise(board, self.data.class_values, architectures, by, predictions)
+        record.metrics |= self._of_all_clients(board, predictions)
+        board = board.without("drawn")
         if options.embedding:
-            record.metrics |= pooled_measures([s.pool for s in record.scores if s.pool is not None])
-            record.scores = [replace(s, pool=None) for s in record.scores]
+            record.metrics |= pooled_measures([s.pool for s in board.values() if s.pool is not None])
+            board = board.without("pool")
         if options.votes and self.data.central_test is not None:
-            votes = ensemble(record.scores, self.data.central_test.labels)
+            votes = ensemble(board.values(), self.data.central_test.labels)
             record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
-            record.scores = [replace(s, votes=None) for s in record.scores]
-        record.metrics |= self._attack_success(downloads)
-        record.metrics |= self._unseen(downloads, predictions)
+            board = board.without("votes")
+        record.board = board
+        beside = replace(own, votes=False, silhouette=0)
+        record.metrics |= self._attack_success(downloads, beside)
+        record.metrics |= self._unseen(downloads, beside, predictions)
         if all(c.validation is not None for c in self.data.clients):
-            options = replace(self.evaluation, part="validation", votes=False, silhouette=0)
-            record.validation = list(self.engine.evaluate(downloads, options).values())
+            record.validation = Board.of(self.engine.evaluate(downloads, replace(beside, part="validation")))
             if not record.validation:
                 return
             figures = summarise(record.validation, prediction=by, predictions=predictions)
@@ -472,31 +480,37 @@ class Federation:
             }
             record.metrics["validation"] = figures["accuracy"]
 
-    def _of_all_clients(self, scores: Sequence[Scores], predictions: Sequence[str]) -> dict[str, float]:
+    def _prototypes_needed(self) -> bool:
+        """Whether every evaluation scores predictions by prototype: unless clients share a model and no prototypes travel.
+
+        Clients of such a method would compute their prototypes for it alone, by a pass of all clients over their training
+        samples, and do so after the last rounds, whose figures are the run's.
+        """
+        return self.method.predict.by == "prototype" or self.exchange.prototypes or self.exchange.keeps_model
+
+    def _of_all_clients(self, board: Board, predictions: Sequence[str]) -> dict[str, float]:
         """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""
-        measures = pooled_silhouette([s.drawn for s in scores if s.drawn is not None])
+        measures = pooled_silhouette([d["drawn"] for d in board.details.values() if "drawn" in d])
         personal = self.exchange.keeps_model or self.method.predict.tuning or self.mixed or not self._shared_weights()
         if personal or self.data.central_test is None:
             return measures
-        return measures | whole_set(scores, self.data.central_test.labels, predictions)
+        return measures | whole_set(board, self.data.central_test.labels, predictions)
 
-    def _unseen(self, downloads: Downloads, predictions: Sequence[str]) -> dict[str, float]:
+    def _unseen(self, downloads: Downloads, options: Evaluation, predictions: Sequence[str]) -> dict[str, float]:
         """The clients' mean accuracies on the domain that no client holds."""
         clients = [client for client in downloads.clients if self.data.clients[client].unseen is not None]
         if not clients:
             return {}
-        options = replace(self.evaluation, part="unseen", votes=False, silhouette=0)
-        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="unseen")))
         figures = summarise(scores, prediction=self.method.predict.by, predictions=predictions)
         return {f"unseen_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions}
 
-    def _attack_success(self, downloads: Downloads) -> dict[str, float]:
+    def _attack_success(self, downloads: Downloads, options: Evaluation) -> dict[str, float]:
         """The share of test samples with a trigger that clients take for the class that an attacker wants."""
         clients = [client for client in downloads.clients if self.data.clients[client].triggered is not None]
         if not clients:
             return {}
-        options = replace(self.evaluation, part="triggered", votes=False, silhouette=0)
-        scores = list(self.engine.evaluate(downloads.only(clients), options).values())
+        scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="triggered")))
         return {"attack_success": summarise(scores, prediction=self.method.predict.by, predictions=())["accuracy"]}
 
 

@@ -51,6 +51,8 @@ class Facts:
     clients: int
     """Clients of this architecture that train in a round."""
     accelerator: bool = False
+    few_outputs: bool = False
+    """Whether a convolution has so few output positions that its lean form differs from torch's own."""
 
     def __str__(self) -> str:
         return f"{self.parameters:,} parameters, {self.flops:,} operations a step, {self.clients} clients a round"
@@ -81,7 +83,8 @@ def rule(facts: Facts, request: Recipe = OPEN) -> Recipe:
         )  # lean may be meant for a loop of another architecture
         return Recipe(engine, "contiguous", convolution_name)
     channels_last = facts.channels >= CHANNELS and not facts.accelerator
-    layout, convolution = ("channels_last", "lean") if channels_last else ("contiguous", "grouped")
+    layout = "channels_last" if channels_last else "contiguous"
+    convolution = "lean" if channels_last and facts.few_outputs else "grouped"
     if request.layout != "auto":  # the lean convolution is faster only with its channels last
         layout, convolution = request.layout, "grouped"
     return Recipe(engine, layout, convolution if request.convolution == "auto" else request.convolution)

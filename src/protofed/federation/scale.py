@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
 from ..ranks import asked_for, rank  # noqa: F401, part of what this module offers
 from .engine import Downloads, Engine, Taught
 from .judge import Evaluation
-from .local import ClientState, Outcome
+from .local import ClientState, Outcome, Snapshot
 
 T = TypeVar("T")
 
@@ -86,18 +86,19 @@ class ScaledEngine:
         """Train the server's model on every rank, with the same result."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score this rank's clients, and gather the scores of all ranks."""
         members = self._mine(downloads.clients)
         local_scores = self.inner.evaluate(downloads.only(members), options) if members else {}
-        scores = {c: s for share in gather(local_scores) for c, s in share.items()}
-        return {c: scores[c] for c in downloads.clients}
+        return Board.joined(gather(local_scores), downloads.clients)
 
     def export(self) -> Mapping[int, ClientState]:
         """The states of all clients, gathered on every rank. The first rank writes them."""
-        local_states = {c: _detached(state) for c, state in self.inner.export().items()}
-        states = {c: state for share in gather(local_states) for c, state in share.items()}
-        return dict(sorted(states.items()))
+        mine = Snapshot.of(self.inner.export())
+        shares = gather(({c: _detached(state) for c, state in mine.items()}, mine.versions))
+        states = {c: state for share, _ in shares for c, state in share.items()}
+        versions = {c: version for share, numbers in shares for c, version in numbers.items() if c in share}
+        return Snapshot(dict(sorted(states.items())), versions)
 
     def restore(self, states: Mapping[int, ClientState]) -> None:
         """Restore the states of this rank's clients."""

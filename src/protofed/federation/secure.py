@@ -207,7 +207,7 @@ class SimulatedParties:
         """Train the server's own model."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Mapping[int, Scores]:
         """Score each client."""
         return self.inner.evaluate(downloads, options)
 

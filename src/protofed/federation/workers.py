@@ -9,57 +9,36 @@ clients are trained again from their last state, with the same random streams an
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import gc
 import logging
-import mmap
 import multiprocessing
 import os
 import signal
-import sys
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import wire
-from ..bank import PrototypeBank
 from ..errors import ProtofedError
-from ..evaluate import Scores
+from ..evaluate import Board
+from ..models.base import Output
 from ..wire import Bundle, Message
 from .batches import client_size
 from .engine import Downloads, Taught, in_order
 from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import SingleProcess
+from .pages import keep_pages
+from .shared import Arena, SharedStates
 
 log = logging.getLogger("protofed")
-ARENA = 1 << 30  # bytes reserved for messages, per direction and worker; only written pages take memory
-PIPE = 1 << 16  # a message of fewer bytes is sent through the pipe itself
 TRIES = 3
-
-
-def keep_pages() -> None:
-    """Tell glibc to keep freed pages, because consecutive training steps allocate tensors of the same sizes."""
-    if os.name != "posix":
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):  # another C library
-        return
-    for option, value in ((-3, 1 << 30), (-1, 1 << 30), (-2, 1 << 26)):  # mmap threshold, trim threshold, top pad
-        mallopt(option, value)
-
-
-def reserve(size: int) -> mmap.mmap:
-    """Memory that forked processes share. A page takes memory only when it is written."""
-    lazily = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-    return mmap.mmap(-1, max(1, size), flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | lazily)
+BUNDLES = 4  # jobs of an evaluation for each worker
 
 
 def with_workers(inner: SingleProcess, workers: int) -> SingleProcess | WorkerEngine:
@@ -78,122 +57,10 @@ def with_workers(inner: SingleProcess, workers: int) -> SingleProcess | WorkerEn
     return inner
 
 
-class SharedStates(MutableMapping[int, ClientState]):
-    """The clients' states in shared memory: two slots for each model and its prototypes, one of which is current.
-
-    Only written pages take memory, so a client that never took part costs nothing.
-    """
-
-    def __init__(
-        self, starts: Sequence[Mapping[str, Tensor]], owner: Sequence[int], with_weights: bool, bank: tuple[int, int]
-    ) -> None:
-        """
-        Args:
-            starts: The initial weights of each architecture.
-            owner: The architecture of each client.
-            with_weights: Whether clients keep a model.
-            bank: The number of classes and the dimension of the clients' prototypes.
-        """
-        self.starts, self.owner, self.with_weights, self.bank_shape = starts, owner, with_weights, bank
-        bank_pieces = [bank[0] * bank[1], bank[0]]  # means and counts
-        self.pieces = [[*(value.numel() for value in start.values()), *bank_pieces] for start in starts]
-        self.sizes = [sum(pieces) for pieces in self.pieces]
-        self.begin = [0, *accumulate(2 * self.sizes[architecture] for architecture in owner)]
-        self.memory = reserve(self.begin[-1] * 4 if with_weights else 1)
-        self.current = mmap.mmap(
-            -1, len(owner)
-        )  # per client: 0 where it has no state yet, otherwise the current slot, 1 or 2
-        self.banked = mmap.mmap(-1, 3 * len(owner))  # per client and slot: 1 where the slot holds prototypes too
-        self.extras: dict[int, bytes] = {}  # encoded optimiser state and memory, which are sent with the job
-        self.pending: dict[int, int] = {}
-
-    def _slot(self, client: int, slot: int) -> Tensor:
-        """The values of a client in one slot: those of its model, then those of its prototypes."""
-        size = self.sizes[self.owner[client]]
-        offset = (self.begin[client] + (slot - 1) * size) * 4
-        return torch.frombuffer(self.memory, dtype=torch.float32, count=size, offset=offset)
-
-    def __getitem__(self, client: int) -> ClientState:
-        slot = self.current[client]
-        if slot == 0:
-            raise KeyError(client)
-        extra = wire.decode(self.extras[client], f"client {client}'s state") if client in self.extras else Bundle()
-        if not self.with_weights:
-            return ClientState.of({}, extra, None)
-        architecture = self.owner[client]
-        *pieces, means, counts = self._slot(client, slot).split(self.pieces[architecture])
-        weights = {n: p.view(v.shape) for (n, v), p in zip(self.starts[architecture].items(), pieces, strict=True)}
-        if not self.banked[3 * client + slot]:
-            return ClientState.of(weights, extra, None)
-        # copies, because the last bits of a product depend on the alignment of its operands
-        bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
-        return ClientState.of(weights, extra, bank)
-
-    def __setitem__(self, client: int, state: ClientState) -> None:
-        """Write into the slot that is not current; `commit` makes it the current one."""
-        slot = 2 if self.current[client] == 1 else 1
-        if self.with_weights:
-            values = [state.weights[name].reshape(-1) for name in self.starts[self.owner[client]]]
-            size = self.sizes[self.owner[client]]
-            if state.bank is None:
-                size -= sum(self.pieces[self.owner[client]][-2:])
-            else:
-                values += [state.bank.means.reshape(-1), state.bank.counts]
-            torch.cat(values, out=self._slot(client, slot)[:size])
-            self.banked[3 * client + slot] = state.bank is not None
-        self._keep(client, wire.encode(state.extras()))
-        self.pending[client] = slot
-
-    def _keep(self, client: int, extra: bytes) -> None:
-        if extra:
-            self.extras[client] = extra
-        else:
-            self.extras.pop(client, None)
-
-    def commit(self, client: int, slot: int, extra: bytes) -> None:
-        """Make a slot the current one of a client."""
-        self.current[client] = slot
-        self._keep(client, extra)
-
-    def __delitem__(self, client: int) -> None:
-        self.current[client] = 0
-        self.extras.pop(client, None)
-
-    def __contains__(self, client: object) -> bool:
-        return isinstance(client, int) and self.current[client] != 0
-
-    def __iter__(self) -> Iterator[int]:
-        return (client for client in range(len(self.current)) if self.current[client])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class Arena:
-    """Shared memory for messages: one process writes, then the other one reads."""
-
-    def __init__(self, size: int = ARENA) -> None:
-        self.memory, self.size, self.used = reserve(size), size, 0
-
-    def put(self, message: Message) -> tuple[int, int] | Message:
-        """Write a message and return its offset and length, or the message itself where it is small or does not fit."""
-        if len(message) < PIPE or self.used + len(message) > self.size:
-            return message
-        begin = self.used
-        self.memory[begin : begin + len(message)] = message
-        self.used += len(message)
-        return begin, len(message)
-
-    def get(self, location: tuple[int, int] | Message) -> bytes:
-        """The message at a location, as bytes."""
-        return self.memory[location[0] : location[0] + location[1]] if isinstance(location, tuple) else bytes(location)
-
-    def take(self, location: tuple[int, int] | Message) -> Message:
-        """The message at a location as a buffer of its own, in which it is decoded without another copy."""
-        if not isinstance(location, tuple):
-            return location
-        with memoryview(self.memory) as whole:
-            return bytearray(whole[location[0] : location[0] + location[1]])
+def _merged(groups: Sequence[list[int]]) -> list[list[int]]:
+    """Groups of clients, in which those of one client each are one: they are evaluated alone in any case."""
+    single = [client for group in groups if len(group) == 1 for client in group]
+    return [*(group for group in groups if len(group) > 1), *([single] if single else ())]
 
 
 @dataclass
@@ -256,29 +123,58 @@ class WorkerEngine:
         """Train the server's own model in the parent process."""
         return self.inner.teach(state, round)
 
-    def evaluate(self, downloads: Downloads, options: Evaluation) -> dict[int, Scores]:
-        """Score the clients in the worker processes, or in this one where all have the same model."""
-        if not self.inner.model_for_each:
-            return self.inner.evaluate(downloads, options)
-        groups = self.inner.groups(downloads.clients)
-        groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
+        """Score the clients in the worker processes; in this one those that need no pass over samples of their own."""
         self.locations, self.arena.used = {}, 0
-        scores: dict[int, Scores] = {}
-        for job, reply in self._run([self._job(downloads, clients, options) for clients in groups]):
+        central = self._central(downloads, options)
+        alike, groups = self.inner.shares(downloads, options)
+        groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
+        number = min(len(groups), BUNDLES * max(1, self.count))
+        bundles = [_merged(groups[k::number]) for k in range(number)]
+        jobs = [self._job(downloads, [c for g in bundle for c in g], (options, bundle, central)) for bundle in bundles]
+        boards: list[Board] = self._replies(jobs, "evaluating clients")
+        if alike:
+            boards.append(self.inner.evaluate(downloads.only(alike), options))
+        self.inner.central = {}
+        return Board.joined(boards, downloads.clients)
+
+    def _central(self, downloads: Downloads, options: Evaluation) -> dict[int, tuple[int, int] | Message]:
+        """Let the workers run shared models over the central test set, and keep the outputs.
+
+        Returns:
+            The location of the outputs for each audience, for workers that need them.
+        """
+        pieces = self.inner.central_pieces(downloads, options)
+        if len(pieces) < 2:
+            return {}
+        jobs = [("outputs", *self._job(downloads, [c], [row])[1:]) for c, row in pieces]
+        outputs: dict[int, list[Any]] = {}
+        for (client, _), output in zip(pieces, self._replies(jobs, "running tests of"), strict=True):
+            outputs.setdefault(downloads.audience[client], []).append(map(torch.from_numpy, output))
+        whole = {k: Output(*(torch.cat(c) for c in zip(*parts, strict=True))) for k, parts in outputs.items()}
+        self.inner.central = {(downloads.serial, k): output for k, output in whole.items()}
+        return {k: self.arena.put(wire.encode(Bundle(tensors=o._asdict()))) for k, o in whole.items()}
+
+    def _replies(self, jobs: Sequence[tuple[Any, ...]], purpose: str) -> list[Any]:
+        """The replies to jobs, in their order."""
+        replies: dict[int, Any] = {}
+        for job, reply in self._run(jobs):
             if reply is None:
-                raise RuntimeError(f"the worker evaluating clients {groups[job]} died {TRIES} times")
-            scores |= reply
-        return {client: scores[client] for client in downloads.clients}
+                raise RuntimeError(f"the worker {purpose} {list(jobs[job][2])} died {TRIES} times")
+            replies[job] = reply
+        return [replies[job] for job in range(len(jobs))]
 
     def _job(self, downloads: Downloads, clients: Sequence[int], parameters: Any) -> tuple[Any, ...]:
         """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
         and the options for an evaluation."""
         audience = {c: downloads.audience[c] for c in clients}
-        for number in dict.fromkeys(audience.values()):
+        numbers = dict.fromkeys([*audience.values(), *([] if downloads.common is None else [downloads.common])])
+        for number in numbers:
             if number not in self.locations:
                 self.locations[number] = self.arena.put(downloads.messages[number])
-        locations = {number: self.locations[number] for number in dict.fromkeys(audience.values())}
-        return downloads.purpose, downloads.round, audience, locations, downloads.serial, parameters
+        locations = {number: self.locations[number] for number in numbers}
+        identity = downloads.serial, downloads.common
+        return downloads.purpose, downloads.round, audience, locations, identity, parameters
 
     def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
         """An estimate of a group's time. The longest groups are started first, so that the last one is short."""
@@ -364,7 +260,7 @@ class WorkerEngine:
         return worker.job
 
     def _take(self, arena: Arena, purpose: str, content: Any) -> Any:
-        if purpose == "evaluate":
+        if purpose in ("evaluate", "outputs"):
             return content
         outcomes = {}
         for client, slot, extra, upload, *details in content:
@@ -392,6 +288,7 @@ class WorkerEngine:
             signal.signal(signal_number, signal.SIG_IGN)
         torch.set_num_threads(1)  # as in the parent, where engine=workers allows no more
         keep_pages()
+        gc.freeze()  # what there is was made before, and is not looked through again and again
         while True:
             try:
                 job = pipe.recv()
@@ -411,11 +308,11 @@ class WorkerEngine:
 
     def _do(self, job: tuple[Any, ...], arena: Arena) -> Any:
         arena.used = 0  # the parent has read the replies of the last job
-        purpose, round, audience, locations, serial, parameters = job
-        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, serial)
-        if purpose == "evaluate":
+        purpose, round, audience, locations, identity, parameters = job
+        downloads = Downloads(round, ArenaMessages(self.arena, locations), audience, purpose, *identity)
+        if purpose in ("evaluate", "outputs"):
             self.states.extras = {}
-            return self.inner.evaluate(downloads, parameters)
+            return self._evaluated(replace(downloads, purpose="evaluate"), parameters, purpose == "outputs")
         self.states.extras, self.states.pending = {c: self.arena.get(e) for c, e in parameters.items()}, {}
         replies = []
         for client, outcome in self.inner.train(downloads):
@@ -425,6 +322,17 @@ class WorkerEngine:
             details = dict(outcome.terms), outcome.failure, dict(outcome.pseudo), dict(outcome.measures)
             replies.append((client, slot, extra, upload, *details))
         return replies
+
+    def _evaluated(self, downloads: Downloads, parameters: Any, outputs_only: bool) -> Any:
+        """The outputs of a piece of the central test set, or the scores of some groups of clients."""
+        if outputs_only:
+            output = self.inner.run_piece(downloads, downloads.clients[0], parameters[0])
+            return [t.numpy() for t in output]
+        options, groups, central = parameters
+        tensors = {k: wire.decode(self.arena.take(location), "outputs").tensors for k, location in central.items()}
+        self.inner.central = {(downloads.serial, k): Output(**t) for k, t in tensors.items()}
+        boards = [self.inner.evaluate(downloads.only(group), options) for group in groups]
+        return Board.joined(boards, downloads.clients)
 
     # --- states ---------------------------------------------------------------------------------------------------
     def export(self) -> Mapping[int, ClientState]:

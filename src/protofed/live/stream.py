@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from ..classifier import By, Classifier
 from ..data.csi import CSI, Account, Packet, Window
@@ -86,14 +88,20 @@ class Live:
         classifier.checked(by)
 
     def __enter__(self) -> Live:
-        self.warm_up()
-        self.feed.prepare(self.source.wanted, self.antennas)
-        self.feed.__enter__()
+        with ExitStack() as stack:
+            # One window is little work, and threads that wait for each other take seconds where the host has other work.
+            stack.enter_context(threadpool_limits(1, user_api="blas"))
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
+            self.warm_up()
+            self.feed.prepare(self.source.wanted, self.antennas)
+            stack.enter_context(self.feed)
+            self._held = stack.pop_all()
         self.account.name = self.feed.name
         return self
 
     def __exit__(self, *given: object) -> None:
-        self.feed.__exit__(*given)
+        self._held.close()
 
     @property
     def antennas(self) -> int | None:

@@ -127,14 +127,15 @@ class OwnServers(Exchange):
         """The exchange of a federation of one, in which there are no other clients."""
 
         def alone(part: Part) -> Part:
-            return replace(part, each=True, shape=tuple(0 if size == "others" else size for size in part.shape))
+            shape = tuple(1 if size == "clients" else size for size in part.shape)
+            return replace(part, each=True, others=False, shape=shape)
 
         return cls(tuple(map(alone, exchange.down)), exchange.up, exchange.keeps_model, False, exchange)
 
     def audience(self, state: Any, client: int, round: int, names: Collection[str] | None = None) -> Hashable:
         return client
 
-    def message(self, state: Any, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
+    def own_message(self, state: Any, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
         return self.inner.message(state.servers[client], 0, round, names)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from .. import aggregate
 from ..bank import PrototypeBank
-from ..parts import CE, Batch, Contrast, Head, Peers, Predict, Received, Reduced, terms_of
+from ..parts import CE, Batch, Contrast, Head, Peers, Personal, Predict, Received, Reduced, terms_of
 from ..schedules import Weight, ramp
 from ..wire import Bundle, Exchange, bank
 from .base import Method, register
@@ -41,9 +41,10 @@ class PersonalBanks(State):
         """Q_i, or the average in its place."""
         return self.average if self.personal is None else self.personal[client]
 
-    def peers(self, client: int, round: int) -> PrototypeBank | None:
-        """The other clients' P_j: with Q_i and the bank that comes back, the N + 1 banks of Table V."""
-        return None if self.padded is None else self.padded[:client].joined(self.padded[client + 1 :])
+    @property
+    def peers(self) -> PrototypeBank | None:
+        """All P_j, of which a client is sent the others': with Q_i and what it returns, the N + 1 banks of Table V."""
+        return self.padded
 
     def enlarged(self, start: PersonalBanks) -> PersonalBanks:
         """A client that has reported nothing is sent what pads its classes, and counts for nobody else."""
@@ -90,9 +91,13 @@ class FedAPA(Method):
             raise ValueError("temperature must be above 0")
 
     @property
+    def reduce(self) -> Personal:
+        shown = {"similar": self.variant == "fedapa", "peers": self.variant != "global"}
+        return Personal(temperature=self.temperature, padding=self.padding, **shown)
+
+    @property
     def exchange(self) -> Exchange:
-        peers = bank("peers", ("others", "classes", "dim"), each=True)
-        return Exchange((bank(each=True), *(() if self.variant == "global" else (peers,))), (bank(),))
+        return personal_exchange(self.reduce)
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:  # Eq. 12
         contrast, peers = Contrast(self.warm_up, self.temperature), Peers(self.warm_up, self.temperature)  # Eq. 9, 10
@@ -104,31 +109,48 @@ class FedAPA(Method):
         return received.memory if self.variant == "global" else Bundle(bank=trained.bank())  # Eq. 4
 
     def start(self, setup: Setup) -> PersonalBanks:
-        n, c, d = setup.num_clients, setup.num_classes, setup.dim
-        return self._state(PrototypeBank(torch.zeros(n, c, d), torch.zeros(n, c)))
+        return no_reports(self.reduce, setup)
 
     def update(self, state: PersonalBanks, reduced: Reduced, round: int, setup: Setup) -> PersonalBanks:
-        """A client that did not take part keeps what it reported last."""
-        old, new = state.reported, reduced.uploaded_banks
-        rows = torch.tensor([u.client for u in reduced.uploads])
-        means = old.means.index_copy(0, rows, new.means.to(old.means.dtype))
-        after = self._state(PrototypeBank(means, old.counts.index_copy(0, rows, new.counts.to(old.counts.dtype))))
-        movement = {"client_movement": moved(old, after.reported)}
-        if state.personal is not None and after.personal is not None:
-            movement["personal_movement"] = moved(state.personal, after.personal)
-        return replace(after, movement={name: value for name, value in movement.items() if value is not None})
+        return with_reports(self.reduce, state, reduced)
 
     def describe(self, state: PersonalBanks, round: int) -> Measures:
         """How far prototypes moved: those of the clients, and the personalised ones (Lemma 2)."""
         return Measures(dict(state.movement))
 
-    def _state(self, reported: PrototypeBank) -> PersonalBanks:
-        weighted = self.padding == "size-weighted"
-        padded = personal = None
-        if self.variant != "global":
-            anyone = reported.known.any(-1, keepdim=True)  # the others have nothing to contrast with
-            padded = aggregate.pad(reported, weighted).restricted(anyone)  # Eq. 8
-        if self.variant == "fedapa":
-            personal = aggregate.personalised(reported, self.temperature, weighted=weighted)  # Eq. 5–8
-        average = (aggregate.weighted_mean if weighted else aggregate.mean)(reported)
-        return PersonalBanks(reported, average, padded, personal)
+
+def personal_exchange(rule: Personal) -> Exchange:
+    """A bank for each client and, where the rule says so, the other clients' banks go down; a bank comes up."""
+    peers = bank("peers", ("clients", "classes", "dim"), others=True)
+    return Exchange((bank(each=True), *((peers,) if rule.peers else ())), (bank(),))
+
+
+def no_reports(rule: Personal, setup: Setup) -> PersonalBanks:
+    """The state before anybody has reported."""
+    n, c, d = setup.num_clients, setup.num_classes, setup.dim
+    return personal_banks(rule, PrototypeBank(torch.zeros(n, c, d), torch.zeros(n, c)))
+
+
+def with_reports(rule: Personal, state: PersonalBanks, reduced: Reduced) -> PersonalBanks:
+    """The state after some uploads. A client that did not take part keeps what it reported last."""
+    old, new = state.reported, reduced.uploaded_banks
+    rows = torch.tensor([u.client for u in reduced.uploads])
+    means = old.means.index_copy(0, rows, new.means.to(old.means.dtype))
+    after = personal_banks(rule, PrototypeBank(means, old.counts.index_copy(0, rows, new.counts.to(old.counts.dtype))))
+    movement = {"client_movement": moved(old, after.reported)}
+    if state.personal is not None and after.personal is not None:
+        movement["personal_movement"] = moved(state.personal, after.personal)
+    return replace(after, movement={name: value for name, value in movement.items() if value is not None})
+
+
+def personal_banks(rule: Personal, reported: PrototypeBank) -> PersonalBanks:
+    """What each client is sent because of what all have reported."""
+    weighted = rule.padding == "size-weighted"
+    padded = personal = None
+    if rule.peers:
+        anyone = reported.known.any(-1, keepdim=True)  # the others have nothing to contrast with
+        padded = aggregate.pad(reported, weighted).restricted(anyone)  # Eq. 8
+    if rule.similar:
+        personal = aggregate.personalised(reported, rule.temperature, weighted=weighted)  # Eq. 5–8
+    average = (aggregate.weighted_mean if weighted else aggregate.mean)(reported)
+    return PersonalBanks(reported, average, padded, personal)

@@ -73,8 +73,8 @@ class FedARPL(TrainsAtServer):
 
     @property
     def feed(self) -> Feed:
-        once = replace(VIEWS, prepare=probabilities, prepared_view="weak")
-        return VIEWS if self.labelled_each == "step" else once
+        draw: Literal["round", "steps"] = "steps" if self.labelled_each == "step" else "round"
+        return replace(VIEWS, prepare=probabilities, prepared_view="weak", prepared_for=draw)
 
     # --- server: its own training ---------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Phases:

@@ -7,18 +7,31 @@ from typing import ClassVar
 
 import torch
 
-from .. import aggregate, seeds
+from .. import seeds
 from ..bank import PrototypeBank, unit
 from ..errors import ProtofedError
-from ..parts import CE, Batch, Contrast, Mean, Nearest, Predict, Received, Reduce, Reduced, Spread, bank_of, terms_of
+from ..parts import (
+    CE,
+    Batch,
+    Contrast,
+    Mean,
+    Nearest,
+    Predict,
+    Received,
+    Reduce,
+    Reduced,
+    Refine,
+    ServerRound,
+    Spread,
+    bank_of,
+    terms_of,
+)
 from ..schedules import Weight
 from ..wire import Bundle, Exchange
 from .base import PROTOTYPES, Method, register
 from .checks import not_negative
 from .client import Network, Terms, Trained, Weights
 from .server import Setup, Shared
-
-MANY = 100  # classes from which the paper takes a smaller margin and fewer steps
 
 
 @register("fedpagr", paper="Prasad and Khan, FedPAGR")
@@ -40,43 +53,24 @@ class FedPAGR(Method):
 
     def __post_init__(self) -> None:
         not_negative(self, "separation", "entropy", "refine_steps", "temperature")
-        if self.margin is not None and not -1 <= self.margin <= 1:
-            raise ValueError("margin is a cosine: it must be from -1 to 1")
         if self.refine_lr <= 0:
             raise ValueError("refine_lr must be above 0")
+        _ = self.refinement  # refuses a margin that is no cosine
 
     @property
     def predict(self) -> Predict:
         """By `ẑ·p̃_c / β` (Eq. 8), so that the softmax is the probability of L_global; Eq. 1 gives the space."""
         return Nearest("cosine", self.temperature or 1.0, space="consensus")
 
-    def refinement(self, num_classes: int) -> tuple[float, int]:
-        """Margin and steps for so many classes: the paper's, where they are not set."""
-        margin, steps = (0.1, 3) if num_classes >= MANY else (0.3, 5)
-        return (
-            margin if self.margin is None else self.margin,
-            steps if self.refine_steps is None else self.refine_steps,
-        )
+    @property
+    def refinement(self) -> Refine:  # Eq. 4–6
+        return Refine(self.separation, self.margin, self.refine_steps, self.refine_lr)
 
     def start(self, setup: Setup) -> Shared:  # Algorithm 1, line 1
-        stream = seeds.torch_stream(setup.seed, "prototypes")
-        directions = unit(torch.randn(setup.num_classes, setup.dim, generator=stream))
-        return Shared(PrototypeBank(directions, torch.ones(setup.num_classes)))
+        return Shared(random_directions(setup))
 
     def begin(self, weights: Weights, received: Received) -> Weights:
-        """Anchoring: the classifier's rows become the prototypes, its biases 0."""
-        if not self.anchor:
-            return weights
-        anchors = unit(bank_of(received).means)
-        head = weights.get("head.weight")
-        if head is None or head.shape != anchors.shape:
-            shape = "none" if head is None else str(list(head.shape))
-            raise ProtofedError(
-                f"fedpagr anchors the classifier: expected a model with a weight 'head.weight' {list(anchors.shape)}, "
-                f"got {shape}; use projection=consensus"
-            )
-        bias = {"head.bias": torch.zeros_like(weights["head.bias"])} if "head.bias" in weights else {}
-        return {**weights, "head.weight": anchors, **bias}
+        return anchored(weights, bank_of(received), "fedpagr") if self.anchor else weights
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:  # Eq. 7
         align = (Contrast(temperature=self.temperature), Spread(self.entropy, self.temperature))
@@ -91,10 +85,34 @@ class FedPAGR(Method):
         assert reduced.bank is not None and state.bank is not None
         mean = reduced.bank if self.reduce == Mean("directions") else reduced.bank.normalised()
         start = mean.filled_from(state.bank)
-        margin, steps = self.refinement(setup.num_classes)
-        agreement = PrototypeBank.stack([reduced.sums[""]])  # all that Eq. 5 needs of the clients
-        refined = aggregate.refine(agreement, start, steps, self.refine_lr, margin, self.separation)  # Eq. 4–6
-        return replace(state, bank=refined)
+        return replace(state, bank=self.refinement(start, ServerRound(state.bank, reduced)))
+
+
+def random_directions(setup: Setup) -> PrototypeBank:
+    """Random prototypes of length 1 for every class, before anybody has reported any."""
+    stream = seeds.torch_stream(setup.seed, "prototypes")
+    directions = unit(torch.randn(setup.num_classes, setup.dim, generator=stream))
+    return PrototypeBank(directions, torch.ones(setup.num_classes))
+
+
+def anchored(weights: Weights, bank: PrototypeBank, owner: str) -> Weights:
+    """The classifier's rows become the prototypes, its biases 0.
+
+    Args:
+        weights: A model's.
+        bank: The prototypes.
+        owner: The method's name, for the message of an error.
+    """
+    anchors = unit(bank.means)
+    head = weights.get("head.weight")
+    if head is None or head.shape != anchors.shape:
+        shape = "none" if head is None else str(list(head.shape))
+        raise ProtofedError(
+            f"{owner} anchors the classifier: expected a model with a weight 'head.weight' {list(anchors.shape)}, "
+            f"got {shape}; use projection=consensus"
+        )
+    bias = {"head.bias": torch.zeros_like(weights["head.bias"])} if "head.bias" in weights else {}
+    return {**weights, "head.weight": anchors, **bias}
 
 
 def without_gradient(params: Weights, prefix: str) -> Weights:

@@ -20,6 +20,7 @@ from ..registry import coerce
 from .base import Classifier, Levels, ModelSpec, Output, adapt, parameter_count, register, register_module, registry
 from .cnn import CNN
 from .convnet import LargeConvNet4, MiddleConvNet4, TinyConvNet4
+from .dropout_cnn import DropoutCNN
 from .efficientnet import EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from .googlenet import GoogLeNet
 from .mlp import MLP
@@ -38,6 +39,7 @@ __all__ = [
     "Bert",
     "BiLSTM",
     "Classifier",
+    "DropoutCNN",
     "EfficientNetLite0",
     "EfficientNetLite1",
     "EfficientNetLite2",

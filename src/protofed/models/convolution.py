@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,18 +50,75 @@ class LeanConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """The convolution of a batch."""
-        padding = _pair(self.padding)
-        if not torch.is_grad_enabled():
-            return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
-        axes = zip(x.shape[2:], self.kernel_size, padding, self.stride, self.dilation, strict=True)
-        (top, bottom, pad_top, out_height), (left, right, pad_left, out_width) = (_taps(*axis) for axis in axes)
-        window = (slice(None), slice(None), slice(top, bottom), slice(left, right))
-        all_taps = (bottom - top, right - left) == self.kernel_size
-        contiguous = self.weight.stride(1) == 1 and self.in_channels >= CHANNELS
-        few_outputs = out_height * out_width <= FEW or (contiguous and len(x) * out_height * out_width <= FEW_IN_BATCH)
-        if all_taps and not few_outputs:
-            return F.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation)
-        return _WithProduct.apply(x, self.weight, self.bias, window, self.stride, (pad_top, pad_left), self.dilation)
+        transformed = torch._C._are_functorch_transforms_active()  # which know torch's own functions alone
+        lean = None
+        if torch.is_grad_enabled() and not transformed:
+            lean = lean_form(self, x.shape, self.weight.stride(1) == 1)
+        if lean is None:
+            return F.conv2d(x, self.weight, self.bias, self.stride, _pair(self.padding), self.dilation)
+        geometry = lean.window, self.stride, lean.padding, self.dilation
+        if not torch.is_autocast_enabled(x.device.type):
+            return _WithProduct.apply(x, self.weight, self.bias, *geometry)
+        reduced = torch.get_autocast_dtype(x.device.type)  # a function of our own gets one type for all, by itself
+        values = [None if value is None else value.to(reduced) for value in (x, self.weight, self.bias)]
+        with torch.autocast(x.device.type, enabled=False):
+            return _WithProduct.apply(*values, *geometry)
+
+
+class LeanForm(NamedTuple):
+    """The taps of a kernel that are used, and the padding that remains."""
+
+    window: tuple[slice, ...]
+    padding: tuple[int, int]
+
+
+def lean_form(layer: nn.Conv2d, shape: Sequence[int], channels_last: bool) -> LeanForm | None:
+    """How `LeanConv2d` convolves a batch of one shape; None where it does as torch does.
+
+    Args:
+        layer: The convolution, or one with the same sizes.
+        shape: The shape of the batch.
+        channels_last: Whether the weights have their channels last in memory.
+    """
+    axes = zip(shape[2:], layer.kernel_size, _pair(layer.padding), layer.stride, layer.dilation, strict=True)
+    (top, bottom, pad_top, out_height), (left, right, pad_left, out_width) = (_taps(*axis) for axis in axes)
+    window = (slice(None), slice(None), slice(top, bottom), slice(left, right))
+    all_taps = (bottom - top, right - left) == layer.kernel_size
+    contiguous = channels_last and layer.in_channels >= CHANNELS
+    few_outputs = out_height * out_width <= FEW or (contiguous and shape[0] * out_height * out_width <= FEW_IN_BATCH)
+    return LeanForm(window, (pad_top, pad_left)) if few_outputs or not all_taps else None
+
+
+def has_few_outputs(module: nn.Module, sample_shape: Sequence[int], batch: int) -> bool:
+    """Whether any plain convolution of a network has another form than torch's own as a `LeanConv2d`.
+
+    Args:
+        module: The network.
+        sample_shape: The shape of one sample.
+        batch: The samples in a step.
+    """
+    found: list[bool] = []
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        found.append(lean_form(layer, (batch, *inputs[0].shape[1:]), channels_last=True) is not None)
+
+    hooks = [layer.register_forward_pre_hook(look) for layer in module.modules() if _is_plain(layer)]
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, *sample_shape, device=next(module.parameters()).device))
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return any(found)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+    return plain and not isinstance(layer.padding, str)
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -178,7 +236,6 @@ def with_convolutions(module: nn.Module, kind: type[nn.Conv2d]) -> nn.Module:
     """
     copied = copy.deepcopy(module)
     for layer in copied.modules():
-        plain = type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
-        if plain and not isinstance(layer.padding, str):
+        if _is_plain(layer):
             layer.__class__ = kind
     return copied

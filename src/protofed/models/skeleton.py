@@ -28,6 +28,8 @@ class Skeleton:
         # frozen parameters are the same for all clients, and integer buffers (a count of batches) are not used
         buffers = {name: b for name, b in module.named_buffers() if b.is_floating_point()}
         self.slots = {**self.params, **buffers}
+        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        self.tied = len(names) > len(dict(module.named_parameters()))  # whether a parameter has two names
 
     def loaded(self) -> dict[str, Tensor]:
         """The module's trained parameters and floating buffers themselves, until the next client's are loaded."""
@@ -58,11 +60,9 @@ class Skeleton:
             The outputs of all samples.
         """
         self.module.eval()
-        replaced_weights = {} if weights is None else dict(weights)
+        run = self.module if weights is None else lambda piece: functional_call(self.module, dict(weights), (piece,))
         with torch.no_grad():
-            parts = [
-                functional_call(self.module, replaced_weights, (self.arranged(piece),)) for piece in x.split(EVAL_BATCH)
-            ]
+            parts = [run(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
     def collect(self, pieces: Iterable[Tensor]) -> None:

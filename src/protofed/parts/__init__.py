@@ -1,12 +1,13 @@
-"""What methods are composed of and wrapped in: feeds, reduces, predictions, loss terms and filters."""
+"""What methods are composed of and wrapped in: feeds, reduces, server steps, predictions, loss terms and filters."""
 
 from .compression import BFloat16, Changed, Float16, Quantise, TopK
 from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
 from .filters import Clip, Filter
 from .predict import Head, Helpers, Nearest, Predict
 from .received import Received, bank_of
-from .reduce import Each, Mean, Reduce, Reduced, Running, Upload, weighted_average
+from .reduce import Each, Mean, Personal, Reduce, Reduced, Running, Upload, weighted_average
 from .robust import Bounded, GeometricMedian, Krum, Median, MultiKrum, Robust, Trimmed
+from .server_steps import Forget, Momentum, Refine, ServerRound, ServerStep, Sphere, ages
 from .terms import CE, Align, Contrast, Peers, Proximal, Proxy, Spread, Term, terms_of
 
 __all__ = [
@@ -24,16 +25,19 @@ __all__ = [
     "Feed",
     "Filter",
     "Float16",
+    "Forget",
     "GeometricMedian",
     "Head",
     "Helpers",
     "Krum",
     "Mean",
     "Median",
+    "Momentum",
     "MultiKrum",
     "Nearest",
     "Paired",
     "Peers",
+    "Personal",
     "Predict",
     "Proximal",
     "Proxy",
@@ -41,8 +45,12 @@ __all__ = [
     "Received",
     "Reduce",
     "Reduced",
+    "Refine",
     "Robust",
     "Running",
+    "ServerRound",
+    "ServerStep",
+    "Sphere",
     "Spread",
     "Step",
     "Term",
@@ -51,6 +59,7 @@ __all__ = [
     "Unlabelled",
     "Upload",
     "View",
+    "ages",
     "bank_of",
     "terms_of",
     "weighted_average",

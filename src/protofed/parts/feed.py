@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +48,28 @@ class Step(NamedTuple):
     support: Tensor | None = None
 
 
+class EpochSteps(Sequence[Step]):
+    """The steps of whole epochs: all rows in their order, and how many of them each step has."""
+
+    def __init__(self, order: Tensor, sizes: list[int]) -> None:
+        self.order, self.sizes = order, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, step: Any) -> Any:
+        if isinstance(step, slice):
+            return list(self)[step]
+        return self._steps[step]
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    @cached_property
+    def _steps(self) -> list[Step]:
+        return [Step(rows) for rows in self.order.split(self.sizes)]
+
+
 @dataclass(frozen=True)
 class Feed:
     """Which samples a step sees. What a method needs of its clients' data follows from it."""
@@ -63,6 +86,9 @@ class Feed:
     """What is computed once a round, before the first step, from the received model's probabilities for all unlabelled
     samples; a step's batch has its rows of it as `prepared`."""
     prepared_view: View = "none"  # the view of the samples that these probabilities are of
+    prepared_for: Literal["round", "steps"] = "round"
+    """Of which draw of that view: one of all samples for the whole round, or each step's own, which a loop then computes
+    for many steps in one call. In a stack, whose calls are large already, a step has nothing prepared of its own view."""
 
     @property
     def augments(self) -> bool:
@@ -72,7 +98,7 @@ class Feed:
 
     def steps(
         self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
-    ) -> Iterator[Step]:
+    ) -> Iterable[Step]:
         """The rows of each training step of a client.
 
         Args:
@@ -95,8 +121,9 @@ class Epochs(Feed):
 
     def steps(
         self, labels: Tensor, unlabelled: int, epochs: int, batch: int, round: int, generator: torch.Generator
-    ) -> Iterator[Step]:
-        return (Step(rows) for rows in epoch_rows(len(labels), epochs, batch, generator))
+    ) -> EpochSteps:
+        orders = [torch.randperm(len(labels), generator=generator) for _ in range(epochs)]
+        return EpochSteps(torch.cat(orders), epoch_sizes(len(labels), batch) * epochs)
 
 
 @dataclass(frozen=True)
@@ -183,8 +210,14 @@ def epoch_rows(n: int, epochs: int, batch: int, generator: torch.Generator) -> I
     >>> [len(rows) for rows in epoch_rows(9, epochs=1, batch=4, generator=torch.Generator())]
     [4, 5]
     """
+    sizes = epoch_sizes(n, batch)
     for _ in range(epochs):
-        rows = list(torch.randperm(n, generator=generator).split(batch))
-        if batch > 1 and len(rows) > 1 and len(rows[-1]) == 1:
-            rows[-2:] = [torch.cat(rows[-2:])]
-        yield from rows
+        yield from torch.randperm(n, generator=generator).split(sizes)
+
+
+def epoch_sizes(n: int, batch: int) -> list[int]:
+    """The batch sizes of an epoch over `n` samples, where a last batch of one sample joins the one before it."""
+    sizes = [batch] * (n // batch) + ([n % batch] if n % batch or not n else [])
+    if batch > 1 and len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [batch + 1]
+    return sizes

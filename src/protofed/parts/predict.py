@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import losses
 from ..bank import PrototypeBank
+from ..registry import Registry
 from ..wire import Bundle
 
 By = Literal["head", "prototype"]
@@ -19,6 +20,8 @@ By = Literal["head", "prototype"]
 class Predict:
     """How a method's paper predicts. The other prediction is measured beside it, unless no head is trained."""
 
+    registry: ClassVar[Registry[Predict]] = Registry("prediction")
+    name: ClassVar[str]
     by: ClassVar[By] = "head"
     reads: ClassVar[tuple[str, ...]] = ("weights", "bank")
     """The parts of the server's message that a prediction needs."""
@@ -74,11 +77,13 @@ class Predict:
         return bank.distances(z, self.metric)
 
 
+@Predict.registry.register("head")
 @dataclass(frozen=True)
 class Head(Predict):
     """The prediction is that of the classifier head."""
 
 
+@Predict.registry.register("prototype")
 @dataclass(frozen=True)
 class Nearest(Predict):
     """The prediction is the class of the nearest prototype."""

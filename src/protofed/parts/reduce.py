@@ -7,6 +7,7 @@ clients upload, and could be given sums alone. Other rules keep the uploads unti
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, get_args
@@ -15,13 +16,15 @@ import torch
 from torch import Tensor
 
 from .. import aggregate
-from ..bank import PrototypeBank
+from ..bank import PrototypeBank, SparseBank
 from ..errors import ProtofedError
 from ..registry import Registry
 from ..wire import Bundle, Exchange
 from ..wire.exchange import PartKind
+from ..wire.stacked import WeightsRow
 from .received import bank_of
 
+Form = tuple[tuple[str, tuple[int, ...]], ...]  # the names and shapes of a model's weights
 BLOCK = 2**16  # numbers that stay in a core's cache
 
 
@@ -62,6 +65,9 @@ class Sums:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)  # of weights, which are summed in float64
+    flat: dict[Form, Tensor] = field(
+        default_factory=dict
+    )  # the sums of all weights of a form, which share memory with these
 
     def add(self, other: Sums) -> None:
         """Add another sum to this one, which owns its tensors."""
@@ -188,7 +194,11 @@ class Mean(Reduce):
         lifted: dict[str, Tensor] = {}
         uploaded = [upload.content.all_banks() for upload in uploads]
         for name in dict.fromkeys(name for banks in uploaded for name in banks):
-            banks = PrototypeBank.stack([content[name] for content in uploaded if name in content])
+            single_banks = [content[name] for content in uploaded if name in content]
+            if any(isinstance(bank, SparseBank) for bank in single_banks):
+                lifted |= {f"{part}/{name}": value for part, value in self._lifted_rows(single_banks).items()}
+                continue
+            banks = PrototypeBank.stack(single_banks)
             if self.by == "directions":
                 banks = banks.normalised()
             weight = banks.counts.to(banks.means.dtype) if self.by == "size" else None
@@ -196,6 +206,23 @@ class Mean(Reduce):
             lifted[f"counts/{name}"] = banks.counts.sum(0)
             lifted[f"holders/{name}"] = banks.known.to(banks.means.dtype).sum(0)
         return lifted
+
+    def _lifted_rows(self, banks: Sequence[PrototypeBank]) -> dict[str, Tensor]:
+        """The same sums of large banks, row by row: unknown rows are never made."""
+        classes, dim = banks[0].shape
+        means, counts = torch.zeros(classes, dim), torch.zeros(classes)
+        holders = torch.zeros(classes)
+        for bank in banks:
+            if self.by == "directions":
+                bank = bank.normalised()
+            values, number = bank.held
+            rows = bank.rows if isinstance(bank, SparseBank) else torch.arange(classes)
+            known = number > 0
+            values = torch.where(known[:, None], values, 0.0)
+            means.index_add_(0, rows, values * number.to(values.dtype)[:, None] if self.by == "size" else values)
+            counts.index_add_(0, rows, number.to(counts.dtype))
+            holders.index_add_(0, rows, known.to(holders.dtype))
+        return {"means": means, "counts": counts, "holders": holders}
 
     def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
         banks: dict[str, PrototypeBank] = {}
@@ -241,6 +268,33 @@ class Each(Reduce):
         return Reduced(weights=averaged_weights(total), uploads=tuple(uploads))
 
 
+@Reduce.registry.register("personal")
+@dataclass(frozen=True)
+class Personal(Reduce):
+    """Every client gets prototypes of its own, in which clients count the more the more they are alike (FedAPA, Eq. 5–8).
+
+    `similar=false`: the plain average for everybody. `peers=true`: each client is sent all other clients' prototypes too.
+    """
+
+    temperature: float = 0.5  # τ of Eq. 6
+    padding: Literal["mean", "size-weighted"] = "mean"  # Eq. 8 as printed; the text about it says sample-weighted
+    similar: bool = True
+    peers: bool = True
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError("temperature must be above 0")
+
+    def check(self, exchange: Exchange, owner: str) -> None:
+        if not any(part.each and part.kind == "bank" for part in exchange.down):
+            raise ProtofedError(
+                f"reduce=personal: {owner} sends all clients the same prototypes; compose and fedapa send each its own"
+            )
+
+    def finish(self, total: Sums, uploads: Sequence[Upload], sent: Mapping[str, Tensor]) -> Reduced:
+        return Reduced(uploads=tuple(uploads))
+
+
 def weighted_average(uploads: Sequence[Upload], share: Callable[[Upload], float]) -> dict[str, Tensor]:
     """The mean of the uploads' weights.
 
@@ -265,22 +319,47 @@ def add_weights(uploads: Sequence[Upload], share: Callable[[Upload], float], tot
         total: is changed in place.
     """
     pieces: dict[str, list[tuple[tuple[Tensor, ...], float]]] = {}
+    shares: dict[Form, float] = {}
     for upload in uploads:
-        if not upload.content.weights:
+        weights = upload.content.weights
+        if not weights:
             continue
         client_share = share(upload)
         total.numbers["share"] = total.numbers.get("share", 0.0) + client_share
-        for name, value in upload.content.weights.items():
+        if isinstance(weights, WeightsRow) and _flat_sum(weights, total) is not None:
+            total.flat[weights.stack.form].add_(weights.flat, alpha=client_share)
+            shares[weights.stack.form] = shares.get(weights.stack.form, 0.0) + client_share
+            continue
+        for name, value in weights.items():
             pieces.setdefault(name, []).append((value.reshape(-1).split(BLOCK), client_share))
             total.numbers[f"share/{name}"] = total.numbers.get(f"share/{name}", 0.0) + client_share
             if f"weight/{name}" not in total.tensors:
                 total.tensors[f"weight/{name}"] = torch.zeros(value.shape, dtype=torch.float64)
                 total.dtypes[name] = value.dtype
+    for form, form_share in shares.items():
+        for name, _ in form:
+            total.numbers[f"share/{name}"] = total.numbers.get(f"share/{name}", 0.0) + form_share
     for name, values in pieces.items():
         flat = total.tensors[f"weight/{name}"].view(-1).split(BLOCK)
         for block, part in enumerate(flat):  # a part stays in the cache while all are added to it
             for split, client_share in values:
                 part.add_(split[block], alpha=client_share)
+
+
+def _flat_sum(weights: WeightsRow, total: Sums) -> Tensor | None:
+    """The sum of all weights of a form as one vector, of which the sums by name are views.
+
+    It is None where some of them have been summed by name already, or are summed in another order.
+    """
+    form = weights.stack.form
+    if form not in total.flat:
+        if any(f"weight/{name}" in total.tensors for name, _ in form):
+            return None
+        flat = total.flat[form] = torch.zeros(weights.flat.shape, dtype=torch.float64)
+        places = flat.split([math.prod(shape) for _, shape in form])
+        total.tensors |= {f"weight/{name}": v.view(shape) for (name, shape), v in zip(form, places, strict=True)}
+        total.dtypes |= {name: weights.flat.dtype for name, _ in form}
+    return total.flat[form]
 
 
 def averaged_weights(total: Sums) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, Protocol
 from torch import Tensor
 
 from .. import losses
-from ..bank import PrototypeBank
 from ..models.base import Levels, Output
 from ..registry import Registry
 from ..schedules import Weight, weight_at
@@ -32,6 +31,8 @@ class Term:
     name: ClassVar[str]
     key: ClassVar[str] = ""
     """What the record calls the term, where that is not its name."""
+    reads: ClassVar[tuple[str, ...]] = ("bank",)
+    """The parts of the server's message that the loss needs."""
 
     weight: Weight = 1.0
 
@@ -70,6 +71,8 @@ def terms_of(
 @dataclass(frozen=True)
 class CE(Term):
     """Cross-entropy of the classifier head."""
+
+    reads: ClassVar[tuple[str, ...]] = ()
 
     def loss(self, net: Parameters, output: Output | Levels, batch: Batch, received: Received) -> Tensor:
         return losses.cross_entropy(output.logits, batch.y, weight=batch.weight)
@@ -130,25 +133,24 @@ class Peers(Term):
     """Contrast with every client's prototypes: those sent as `peers`, and the client's own last ones."""
 
     key: ClassVar[str] = "clients"
+    reads: ClassVar[tuple[str, ...]] = ("bank", "peers")
 
     temperature: float = 0.5
 
     def loss(self, net: Parameters, output: Output | Levels, batch: Batch, received: Received) -> Tensor:
-        everyone = self.everyone(received)
-        return losses.peer_contrast(output.embedding, batch.y, everyone, self.temperature, weight=batch.weight)
-
-    def everyone(self, received: Received) -> PrototypeBank:
-        """The peers' banks and the client's own, which does not travel; classes it lacks come from the received bank."""
-        own_bank, peers = received.memory.bank, received.banks["peers"]
-        if own_bank is None:  # never reported
-            return peers
-        return peers.joined(PrototypeBank.stack([own_bank.filled_from(bank_of(received))]))
+        peers, own_bank = received.banks["peers"], received.memory.bank
+        if own_bank is not None:  # it does not travel; classes that it lacks come from the received bank
+            own_bank = own_bank.filled_from(bank_of(received))
+        z, y, weight = output.embedding, batch.y, batch.weight
+        return losses.peer_contrast(z, y, peers, self.temperature, weight=weight, further=own_bank)
 
 
 @Term.registry.register("prox")
 @dataclass(frozen=True)
 class Proximal(Term):
     """Half the squared distance of the parameters to those received."""
+
+    reads: ClassVar[tuple[str, ...]] = ("weights",)
 
     def loss(self, net: Parameters, output: Output | Levels, batch: Batch, received: Received) -> Tensor:
         return losses.proximal(net.params, received.weights)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from .. import disk
 from ..errors import ProtofedError
 from .folder import COMPARISON, make_folder
-from .lock import FolderLock
+from .lock import FolderLock, is_held
 
 FAILED = "failed.json"
+PART = ".part-{}-of-{}.lock"
+PATIENCE = 60.0  # seconds to wait for another part that is writing a table
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,50 @@ class ComparisonFolder:
 
     @classmethod
     def open(cls, path: Path) -> ComparisonFolder:
-        """Open a comparison's folder to go on with it, and take its lock."""
-        return cls(path, FolderLock(path).acquire())
+        """Open a comparison's folder to go on with it, and take its lock. One whose parts are being run is an error."""
+        lock = FolderLock(path).acquire()
+        try:
+            _check_parts(path)
+        except ProtofedError:
+            lock.release()
+            raise
+        return cls(path, lock)
+
+    @classmethod
+    def open_part(cls, path: Path, record: ComparisonRecord, number: int, of: int) -> ComparisonFolder:
+        """Open a comparison's folder to run a part of it, beside processes that run the others.
+
+        The folder is made where it does not exist yet. One that was made for another comparison is an error.
+
+        Args:
+            path: The folder.
+            record: What `comparison.json` holds, or is to hold.
+            number: The number of the part, from 1.
+            of: The number of parts.
+
+        Returns:
+            The folder, of which this process has locked its part alone.
+        """
+        if not cls(path).exists():
+            try:
+                cls.create(path, record).close()
+            except ProtofedError:
+                if not cls(path).exists():  # otherwise another part was quicker
+                    raise
+        stored, given = cls(path).read_whole().to_json(), json.loads(record.to_json())
+        if json.loads(stored) != given:
+            raise ProtofedError(f"{path}: the folder of another comparison; all parts need the same words and settings")
+        _check_parts(path, of)
+        return cls(path, FolderLock(path, PART.format(number, of)).acquire())
+
+    @contextmanager
+    def merging(self) -> Iterator[None]:
+        """Within this context a part has the whole folder's lock, to write what belongs to all parts."""
+        lock = FolderLock(self.path).acquire(PATIENCE)
+        try:
+            yield
+        finally:
+            lock.release()
 
     def close(self) -> None:
         """Release the lock, where this object holds it."""
@@ -142,6 +187,14 @@ class ComparisonFolder:
             disk.write_atomically(self.path / FAILED, (json.dumps(dict(failures), indent=1) + "\n").encode())
         else:
             (self.path / FAILED).unlink(missing_ok=True)
+
+
+def _check_parts(path: Path, of: int | None = None) -> None:
+    """Raise an error where a part of a comparison is being run, other than one of so many parts."""
+    for file in sorted(path.glob(PART.format("*", "*"))):
+        part = file.name.removeprefix(".part-").removesuffix(".lock").replace("-of-", "/")
+        if not part.endswith(f"/{of}") and is_held(path, file.name):
+            raise ProtofedError(f"{path}: its part {part} is being run by another process; wait for it, or stop it")
 
 
 def failures_of(variant: Variant, seeds: list[int], failures: Mapping[str, str]) -> dict[int, str]:

@@ -216,11 +216,14 @@ class RunFolder:
         disk.write_atomically(folder / name, content)
         self._snapshots[name] = hashlib.sha256(content).hexdigest()
 
-    def account(self) -> dict[str, Any]:
-        """Count the rows and snapshots written so far, for a checkpoint that refers to them; they are durable on return."""
+    def sync(self) -> None:
+        """Wait until the disk has the rows that were appended so far."""
         for name in ROW_FILES:
             if self._rows[name]:
                 disk.sync_file(self.path / name)
+
+    def account(self) -> dict[str, Any]:
+        """Count the rows and snapshots written so far, for a checkpoint that refers to them once they are durable."""
         confusions = self.path / CONFUSIONS
         return {
             "rows": {
@@ -286,6 +289,7 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary, with digests of the rows it was made of. Its presence means that the run has finished."""
+        self.sync()
         rows = {name: counted["digest"] for name, counted in self.account()["rows"].items()}
         disk.write_atomically(self.path / SUMMARY, disk.sealed({**finite(summary), "rows": rows}))
 

@@ -34,8 +34,13 @@ class FolderLock:
     Example: `with FolderLock(Path("runs/digits")): ...`
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, name: str = FILE) -> None:
+        """
+        Args:
+            folder: The folder.
+            name: The name of the lock file in it. A folder whose parts have several writers has a lock for each part.
+        """
+        self.folder, self.name = folder, name
         self._file: IO[str] | None = None
         self._key = (0, 0)
 
@@ -58,7 +63,7 @@ class FolderLock:
 
     def _try(self) -> FolderLock:
         """Take the lock; a `BlockingIOError` holds what its holder wrote into the file."""
-        path = self.folder / FILE
+        path = self.folder / self.name
         if path.is_file() and (key := (path.stat().st_dev, path.stat().st_ino)) in _held:
             raise BlockingIOError(_held[key])  # it is not opened here: closing it again would end the lock
         try:
@@ -105,9 +110,9 @@ class FolderLock:
         self.release()
 
 
-def is_held(folder: Path) -> bool:
-    """Whether a process holds the lock of a folder: this one or, where the system can say it, another one."""
-    path = folder / FILE
+def is_held(folder: Path, name: str = FILE) -> bool:
+    """Whether a process holds a lock of a folder: this one or, where the system can say it, another one."""
+    path = folder / name
     try:
         status = path.stat()
         if fcntl is None or (status.st_dev, status.st_ino) in _held:

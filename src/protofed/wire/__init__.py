@@ -6,7 +6,7 @@ numbers, other small values and tensors) and `framing` (header and padding), whi
 """
 
 from .bundle import Bundle, Message, WireError
-from .codec import add_sizes, decode, decode_each, encode, sizes
+from .codec import add_sizes, decode, decode_each, encode, encoded_sizes, sizes
 from .exchange import Exchange, Expected, Part, array, bank, models, number, weights
 from .frame import BYTE_KINDS
 
@@ -24,6 +24,7 @@ __all__ = [
     "decode",
     "decode_each",
     "encode",
+    "encoded_sizes",
     "models",
     "number",
     "sizes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,22 @@ class Bundle:
     def to(self, device: torch.device | str) -> Bundle:
         """The same bundle with every tensor on a device."""
         return self._mapped(lambda tensor: tensor.to(device))
+
+    def with_others(self, stacks: Bundle, place: int) -> Bundle:
+        """The same bundle, and stacks of banks in which one place becomes unknown. No prototype is copied.
+
+        Args:
+            stacks: a bundle of nothing but stacks `[N, C, d]`.
+            place: the place that is left out.
+        """
+        if stacks.empty:
+            return self
+        place_index = torch.tensor([place])
+        others = {
+            name: PrototypeBank(stack.means, stack.counts.index_fill(0, place_index.to(stack.counts.device), 0.0))
+            for name, stack in stacks.banks.items()
+        }
+        return replace(self, banks={**self.banks, **others})
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Bundle:
         bundle: Bundle = pytree.tree_map(lambda v: change(v) if isinstance(v, Tensor) else v, self)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..bank import PrototypeBank
-from .bundle import Bundle, Message, WireError
-from .exchange import Expected, is_finite
-from .frame import framed, layout, unframed
+from ..bank import LARGE, PrototypeBank, SparseBank
+from .bundle import Bundle, Message, Weights, WireError
+from .exchange import Expected, PartKind, is_finite
+from .frame import framed, framed_sizes, layout, unframed
+from .stacked import StackedWeights, WeightsRow, stacked_weights
 
 # How many numbers the banks of one message may unfold to, known and unknown rows together. A message of a few bytes can
 # claim any shape; one that brings many known rows may unfold to a thousand times those.
 UNFOLDED = 2**27
-SMALL = 2**16  # bytes of messages that are read together
+SMALL = 2**18  # bytes of messages that are read together
 # Of prototypes; integers are for those that a filter has quantised.
 NUMBERS = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int16}
 
@@ -35,19 +36,53 @@ def encode(bundle: Bundle) -> bytes:
     >>> decode(encode(Bundle(scalars={"samples": 40.0}))).scalars
     {'samples': 40.0}
     """
-    if bundle.empty:
-        return b""
+    return b"" if bundle.empty else framed(*_entries(bundle, _known_rows))
+
+
+def encoded_sizes(bundle: Bundle) -> Counter[str]:
+    """The bytes by kind of the message that a bundle is encoded to, which is not made for it.
+
+    Args:
+        bundle: the named values.
+
+    Returns:
+        what `sizes` gives for the message.
+
+    >>> bundle = Bundle(bank=PrototypeBank(torch.zeros(10, 512), torch.ones(10)))
+    >>> encoded_sizes(bundle) == sizes(encode(bundle))
+    True
+    """
+    return Counter() if bundle.empty else framed_sizes(*_entries(bundle, _known_rows_form))
+
+
+Rows = tuple[Tensor, Tensor, Tensor]
+Entries = tuple[dict[str, Tensor], dict[str, float], tuple[tuple[str, tuple[int, ...]], ...]]
+
+
+def _known_rows(bank: PrototypeBank) -> Rows:
+    """The prototypes of a bank's known classes, the numbers of the classes, and the counts."""
+    counts = bank.counts.reshape(-1)
+    means = bank.means.reshape(counts.numel(), bank.dim)
+    known = (counts > 0).nonzero().squeeze(1)
+    if len(known) == counts.numel():
+        return means, known.to(torch.int32), counts
+    return means[known.to(means.device)], known.to(torch.int32), counts[known]
+
+
+def _known_rows_form(bank: PrototypeBank) -> Rows:
+    """What `_known_rows` gives, without its values."""
+    number = int((bank.counts > 0).sum())
+    means, counts = bank.means.new_empty(number, bank.dim, device="meta"), bank.counts.new_empty(number, device="meta")
+    return means, torch.empty(number, dtype=torch.int32, device="meta"), counts
+
+
+def _entries(bundle: Bundle, rows_of: Callable[[PrototypeBank], Rows]) -> Entries:
+    """The tensors and numbers of a message by the names that they have in it, and the shapes of its banks."""
     tensors: dict[str, Tensor] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     for name, bank in bundle.all_banks().items():
-        counts = bank.counts.reshape(-1)
-        means = bank.means.reshape(counts.numel(), bank.dim)
-        known = [row for row, count in enumerate(counts.tolist()) if count > 0]
-        rows = torch.tensor(known, dtype=torch.int32)
-        complete = len(known) == counts.numel()
-        tensors[f"bank:{name}:means"] = means if complete else means[rows.to(means.device)]
-        tensors[f"bank:{name}:rows"] = rows
-        tensors[f"bank:{name}:counts"] = counts if complete else counts[rows.to(counts.device)]
+        parts = zip(("means", "rows", "counts"), rows_of(bank), strict=True)
+        tensors |= {f"bank:{name}:{part}": value for part, value in parts}
         shapes.append((name, tuple(bank.means.shape)))
     for model in bundle.models:
         if "/" in model:
@@ -55,7 +90,7 @@ def encode(bundle: Bundle) -> bytes:
     tensors |= {f"weight:{k}": v for k, v in bundle.weights.items()}
     tensors |= {f"model:/{model}/{k}": v for model, values in bundle.models.items() for k, v in values.items()}
     tensors |= {f"tensor:{k}": v for k, v in bundle.tensors.items()}
-    return framed(tensors, {f"scalar:{k}": float(v) for k, v in bundle.scalars.items()}, tuple(shapes))
+    return tensors, {f"scalar:{k}": float(v) for k, v in bundle.scalars.items()}, tuple(shapes)
 
 
 def decode(message: Message, source: str = "message", expected: Expected | None = None) -> Bundle:
@@ -79,16 +114,14 @@ def decode(message: Message, source: str = "message", expected: Expected | None 
         ...
     protofed.wire.bundle.WireError: client 3: not a protofed message (ValueError: 8 bytes, cut short in the header)
     """
-    try:
-        return _decoded([message], source, expected)[0]
-    except WireError:
-        raise
-    except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
-        raise _unreadable(source, error) from None
+    return _decoded_alone(message, source, expected, ())
 
 
 def decode_each(
-    messages: Sequence[Message], sources: Sequence[str], expected: Expected | None = None
+    messages: Sequence[Message],
+    sources: Sequence[str],
+    expected: Expected | None = None,
+    summed: Collection[PartKind] = (),
 ) -> list[Bundle | WireError]:
     """Decode several messages. Small ones with the same header are read together, in a fraction of the time.
 
@@ -96,6 +129,8 @@ def decode_each(
         messages: the bytes of each.
         sources: the senders' names, for errors.
         expected: what each message must look like.
+        summed: the kinds of parts that are summed and not kept. Large banks then stay the rows that were sent, as a
+            `SparseBank`, and weights are rows of one matrix, as a `WeightsRow`.
 
     Returns:
         of each message the bundle, or the error of that message.
@@ -107,21 +142,34 @@ def decode_each(
     result: dict[int, Bundle | WireError] = {}
     for group in groups.values():
         try:
-            together = _decoded([messages[k] for k in group], sources[group[0]], expected)
+            together = _decoded([messages[k] for k in group], sources[group[0]], expected, summed)
             result |= dict(zip(group, together, strict=True))
         except Exception:  # one of them is not as it should be: each by itself says which, and why
-            result |= {k: _decoded_or_error(messages[k], sources[k], expected) for k in group}
+            result |= {k: _decoded_or_error(messages[k], sources[k], expected, summed) for k in group}
     return [result[k] for k in range(len(messages))]
 
 
-def _decoded_or_error(message: Message, source: str, expected: Expected | None) -> Bundle | WireError:
+def _decoded_or_error(
+    message: Message, source: str, expected: Expected | None, summed: Collection[PartKind]
+) -> Bundle | WireError:
     try:
-        return decode(message, source, expected)
+        return _decoded_alone(message, source, expected, summed)
     except WireError as error:
         return error
 
 
-def _decoded(messages: Sequence[Message], source: str, expected: Expected | None) -> list[Bundle]:
+def _decoded_alone(message: Message, source: str, expected: Expected | None, summed: Collection[PartKind]) -> Bundle:
+    try:
+        return _decoded([message], source, expected, summed)[0]
+    except WireError:
+        raise
+    except Exception as error:  # bytes from outside may provoke nearly anything; none of it may stop the receiver
+        raise _unreadable(source, error) from None
+
+
+def _decoded(
+    messages: Sequence[Message], source: str, expected: Expected | None, summed: Collection[PartKind]
+) -> list[Bundle]:
     """Messages of one header as bundles; it raises where any of them is not as it should be."""
     if not messages[0]:
         if expected is not None:
@@ -137,7 +185,9 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
     limit = max(UNFOLDED, 1024 * sent)
     if unfolded > limit:
         raise ValueError(f"banks of {unfolded} numbers are too large; at most {limit} are taken")
-    banks = {name: _decoded_banks(body, name, shape, n) for name, shape in about.banks.items()}
+    rows = [value for key, value in body.items() if key.startswith("bank:")]
+    counts = [value for key, value in body.items() if key.startswith("bank:") and key.endswith(":counts")]
+    banks = {name: _decoded_banks(body, name, shape, n, "bank" in summed) for name, shape in about.banks.items()}
     parts: dict[str, dict[str, Tensor]] = {"weight": {}, "model": {}, "tensor": {}, "scalar": {}}
     for key, value in body.items():  # the entries of banks have been taken out
         kind, _, name = key.partition(":")
@@ -145,21 +195,26 @@ def _decoded(messages: Sequence[Message], source: str, expected: Expected | None
             raise ValueError(f"entry {key!r} is not part of a message")
         parts[kind][name] = value
     numbers = {name: value.tolist() for name, value in parts.pop("scalar").items()}
-    bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, numbers, k) for k in range(n)]
+    weights = stacked_weights(parts["weight"]) if n > 1 and "weights" in summed else None
+    bundles = [_bundle({b: stack[k] for b, stack in banks.items()}, parts, weights, numbers, k) for k in range(n)]
     if expected is not None:
         expected.check(bundles[0], source)
-        if n > 1:  # names and shapes of the others are the first one's; their values are looked at together
-            values = [*body.values(), *(t for b in banks.values() for t in (b.means, b.counts))]
-            if not all(map(is_finite, values)) or any(bool((b.counts < 0).any()) for b in banks.values()):
-                raise ValueError("NaN, infinity or a negative count")
+        # names and shapes of the others are the first one's; their values are looked at together
+        if n > 1 and not (all(map(is_finite, [*body.values(), *rows])) and all(bool((c > 0).all()) for c in counts)):
+            raise ValueError("NaN, infinity or a negative count")
     return bundles
 
 
 def _bundle(
-    banks: dict[str, PrototypeBank], parts: dict[str, dict[str, Tensor]], numbers: dict[str, list[float]], k: int
+    banks: dict[str, PrototypeBank],
+    parts: dict[str, dict[str, Tensor]],
+    stack: StackedWeights | None,
+    numbers: dict[str, list[float]],
+    k: int,
 ) -> Bundle:
     """The bundle of message k of those that were read together."""
-    weights, tensors = ({name: value[k] for name, value in parts[kind].items()} for kind in ("weight", "tensor"))
+    tensors = {name: value[k] for name, value in parts["tensor"].items()}
+    weights: Weights = {n: v[k] for n, v in parts["weight"].items()} if stack is None else WeightsRow(stack, k)
     models: dict[str, dict[str, Tensor]] = {}
     for name, value in parts["model"].items():
         _, model, weight = name.split("/", 2)
@@ -168,8 +223,10 @@ def _bundle(
     return Bundle(banks.pop("", None), banks, weights, tensors, scalars, models)
 
 
-def _decoded_banks(body: dict[str, Tensor], name: str, shape: list[int], n: int) -> PrototypeBank:
-    """A stack of n whole banks from their known rows, which are taken out of `body`."""
+def _decoded_banks(
+    body: dict[str, Tensor], name: str, shape: list[int], n: int, sparse: bool
+) -> PrototypeBank | list[SparseBank]:
+    """A stack of n whole banks from their known rows, which are taken out of `body`, or n large ones as these rows."""
     means, rows, counts = (body.pop(f"bank:{name}:{part}") for part in ("means", "rows", "counts"))
     what = f"bank {name!r}" if name else "bank"
     total, dim = math.prod(shape[:-1]), shape[-1]
@@ -181,6 +238,8 @@ def _decoded_banks(body: dict[str, Tensor], name: str, shape: list[int], n: int)
         raise ValueError(f"{what}: a row with no samples behind it")
     if rows.numel() and bool((rows[:, 0] < 0).any() | (rows[:, -1] >= total).any() | (rows.diff(dim=1) <= 0).any()):
         raise ValueError(f"{what}: class numbers must rise within 0 to {total - 1}")
+    if sparse and len(shape) == 2 and total * dim >= LARGE and 2 * rows.shape[1] <= total:
+        return [SparseBank(rows[k].long(), means[k], counts[k], total) for k in range(n)]
     if rows.shape[1] < total:
         target = (rows + torch.arange(n)[:, None] * total).view(-1)
         means = means.new_zeros(n * total, dim).index_copy_(0, target, means.flatten(0, 1))

@@ -14,7 +14,7 @@ from ..bank import PrototypeBank
 from .bundle import Bundle, WireError
 
 SAMPLES = "samples"  # the number every upload carries: how many samples its client trained on
-Size = int | str | None  # a number, "classes", "dim" or "others" (the other clients), or None for any
+Size = int | str | None  # a number, "classes", "dim" or "clients" (the number of all clients), or None for any
 PartKind = Literal["bank", "weights", "models", "tensor", "scalar"]
 
 
@@ -23,7 +23,8 @@ class Part:
     """One named value of a message.
 
     A part that goes down is the server state's attribute of that name; with `each` the attribute is a function of the
-    client and the round. An `optional` part may be absent from a message (the attribute is None).
+    client and the round. An `optional` part may be absent from a message (the attribute is None). A bank of the `others`
+    is a stack with a place for each client, of which each client is sent all but what is in its own place.
     """
 
     kind: PartKind
@@ -31,6 +32,7 @@ class Part:
     shape: tuple[Size, ...] = ()
     each: bool = False
     optional: bool = False
+    others: bool = False
     prefix: str = ""  # of weights: only those whose names begin with it
     most: float | None = None
     """Of a number that comes up: it is from 0 to this. Of a bank: how often a sample may count; once where it is None."""
@@ -44,10 +46,10 @@ def bank(name: str = "bank", shape: tuple[Size, ...] = ("classes", "dim"), **opt
 
     Args:
         name: the attribute of the server's state, and the name in the bundle.
-        shape: in numbers or in words: `"classes"`, `"dim"`, `"others"` (the number of other clients), None for any size.
-        **options: `each` and `optional` of `Part`.
+        shape: in numbers or in words: `"classes"`, `"dim"`, `"clients"` (their number), None for any size.
+        **options: `each`, `optional` and `others` of `Part`.
 
-    >>> bank("peers", ("others", "classes", "dim"), each=True).name
+    >>> bank("peers", ("clients", "classes", "dim"), others=True).name
     'peers'
     """
     return Part("bank", name, shape, **options)
@@ -150,7 +152,7 @@ class Exchange:
             says it.
         """
         for part in self.down:
-            if part.each and (names is None or part.name in names):
+            if (part.each or part.others) and (names is None or part.name in names):
                 return state.audience(client, round)
         return None
 
@@ -166,10 +168,26 @@ class Exchange:
         Returns:
             the bundle. Parts whose attribute is None are absent.
         """
+        own = self.own_message(state, client, round, names)
+        return own.with_others(self.common_message(state, names), client)
+
+    def common_message(self, state: Sender, names: Collection[str] | None = None) -> Bundle:
+        """The stacks of which each client is sent all but what is in its own place, as they are.
+
+        Args:
+            state: the server's state.
+            names: the parts to send; all of them where it is not given.
+        """
+        wanted = (part for part in self.down if part.others and (names is None or part.name in names))
+        banks = {part.name: getattr(state, part.name) for part in wanted}
+        return Bundle(banks={name: stack for name, stack in banks.items() if stack is not None})
+
+    def own_message(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
+        """What a client is sent beside the `common_message`; the arguments are those of `message`."""
         values: dict[str, Any] = {}
         further: dict[str, dict[str, Any]] = {"banks": {}, "tensors": {}, "scalars": {}}
         for part in self.down:
-            if names is not None and part.name not in names:
+            if part.others or (names is not None and part.name not in names):
                 continue
             value = getattr(state, part.name)
             value = value(client, round) if part.each else value
@@ -280,16 +298,15 @@ class Expected:
 
     def _check_bank(self, name: str, bank: PrototypeBank, source: str) -> None:
         what = _bank_name(name, source)
-        self.check_shape(name, bank.means.shape, source)
-        if bank.counts.shape != bank.means.shape[:-1]:
-            raise WireError(f"{what} has counts of shape {_list(bank.counts.shape)} for {_list(bank.means.shape)}")
-        if bank.means.dtype != self.dtype or not bank.counts.is_floating_point():
-            raise WireError(
-                f"{what} is {bank.means.dtype} with counts {bank.counts.dtype}; expected {self.dtype} and floating"
-            )
-        _check_finite(what, bank.means)
-        _check_finite(f"{what} counts", bank.counts)
-        if bool((bank.counts < 0).any()):
+        self.check_shape(name, bank.shape, source)
+        means, counts = bank.held
+        if counts.shape != means.shape[:-1]:
+            raise WireError(f"{what} has counts of shape {_list(counts.shape)} for {_list(means.shape)}")
+        if means.dtype != self.dtype or not counts.is_floating_point():
+            raise WireError(f"{what} is {means.dtype} with counts {counts.dtype}; expected {self.dtype} and floating")
+        _check_finite(what, means)
+        _check_finite(f"{what} counts", counts)
+        if bool((counts < 0).any()):
             raise WireError(f"{what} has a negative count")
 
     def _check_weights(self, kind: str, values: Mapping[str, Tensor], part: Part, source: str) -> None:

@@ -67,19 +67,38 @@ def framed(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: B
     Returns:
         the message.
     """
-    width = {name: value.element_size() for name, value in tensors.items()} | dict.fromkeys(numbers, 8)
-    names = sorted(width, key=lambda n: (-width[n], n))  # large numbers first: all lie aligned
-    forms: list[tuple[torch.dtype, tuple[int, ...]]] = []
-    pieces: list[Any] = []
-    for name in names:
+    pieces: list[Any] = [_header_of(tensors, numbers, banks)]
+    for name in _in_order(tensors, numbers):
         if name in numbers:
-            forms.append((torch.float64, ()))
             pieces.append(NUMBER.pack(numbers[name]))
         else:
             value = tensors[name].detach().to("cpu").contiguous()
-            forms.append((value.dtype, tuple(value.shape)))
             pieces.append(value.reshape(-1).view(torch.uint8).numpy())
-    return b"".join([_header_text(banks, tuple(names), tuple(forms)), *pieces])
+    return b"".join(pieces)
+
+
+def framed_sizes(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> Counter[str]:
+    """The bytes by kind of the message that `framed` would make, of which only the header is made.
+
+    Args:
+        tensors: by name; their values are not read, so they may lie on the meta device.
+        numbers: by name.
+        banks: the name and the shape of every bank.
+    """
+    return Counter(layout(_header_of(tensors, numbers, banks)).kinds)
+
+
+def _in_order(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> list[str]:
+    """The names of a message's entries, those with large numbers first: all lie aligned."""
+    width = {name: value.element_size() for name, value in tensors.items()} | dict.fromkeys(numbers, 8)
+    return sorted(width, key=lambda n: (-width[n], n))
+
+
+def _header_of(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> bytes:
+    """The length of a message's header, and its text."""
+    names = tuple(_in_order(tensors, numbers))
+    forms = ((torch.float64, ()) if n in numbers else (tensors[n].dtype, tuple(tensors[n].shape)) for n in names)
+    return _header_text(banks, names, tuple(forms))
 
 
 @lru_cache(maxsize=CACHED)
@@ -184,23 +203,30 @@ def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Ten
     for message in messages:
         if len(message) - about.start != about.length:
             raise ValueError(f"{len(message) - about.start} bytes of numbers, of which {about.length} are named")
-    single = messages[0] if len(messages) == 1 else None
-    skipped = about.start if single is None or isinstance(single, bytearray) else 0
-    if single is None:
-        data = bytearray(b"".join(messages))
-    else:
-        data = single if isinstance(single, bytearray) else bytearray(memoryview(single)[about.start :])
-    if not data:
-        return {name: torch.empty((len(messages), *shape), dtype=dtype) for name, _, _, shape, dtype in about.entries}
-    rows = torch.frombuffer(data, dtype=torch.uint8).view(len(messages), -1)
+    if len(messages) > 1:
+        return _side_by_side(messages, about)
+    single = messages[0]
+    skipped = about.start if isinstance(single, bytearray) else 0
+    data = single if isinstance(single, bytearray) else bytearray(memoryview(single)[about.start :])
     result: dict[str, Tensor] = {}
     for name, begin, count, shape, dtype in about.entries:
         if not count:
-            result[name] = torch.empty((len(messages), *shape), dtype=dtype)
-        elif single is not None:
+            result[name] = torch.empty((1, *shape), dtype=dtype)
+        else:
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=skipped + begin)
             result[name] = _aligned(flat).view(1, *shape)
-        else:
-            piece = rows[:, skipped + begin : skipped + begin + count * dtype.itemsize]
-            result[name] = piece.contiguous().view(dtype).view(len(messages), *shape)
+    return result
+
+
+def _side_by_side(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
+    """The tensors of several messages as views of one matrix of bytes, a row for each message."""
+    width = -(-about.length // ALIGNMENT) * ALIGNMENT
+    rows = torch.empty(len(messages), width, dtype=torch.uint8)
+    with memoryview(rows.view(-1).numpy()) as target:  # type: ignore[arg-type]
+        for k, message in enumerate(messages):
+            target[k * width : k * width + about.length] = memoryview(message)[about.start :]
+    result: dict[str, Tensor] = {}
+    for name, begin, count, shape, dtype in about.entries:
+        piece = rows[:, begin : begin + count * dtype.itemsize]
+        result[name] = piece.view(dtype).unflatten(1, shape) if shape else piece.view(dtype)[:, 0]
     return result

@@ -43,7 +43,7 @@ def draw_stages(stages: Sequence[Stage], path: Path, title: str) -> None:
         left.set_ylabel("subcarrier", fontsize=7, color=_QUIET)
         shown = min(tone, tones - 1)
         right.plot(stage.window[0, :, shown], color=_BLUE, linewidth=0.9, marker="." if time < 10 else None)
-        right.set_title(f"subcarrier {shown}", loc="left", fontsize=8, color=_QUIET)
+        right.set_title(f"channel 1 of {antennas}, subcarrier {shown}", loc="left", fontsize=8, color=_QUIET)
         for axis in (left, right):
             axis.tick_params(labelsize=7, length=2, colors=_QUIET)
             axis.spines[["top", "right"]].set_visible(False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -149,6 +150,43 @@ class Step:
         raise NotImplementedError
 
 
+@lru_cache
+def comparisons(size: int) -> tuple[tuple[int, int], ...]:
+    """The comparisons of Batcher's odd-even merge sort (Knuth, Algorithm 5.2.2M) that the middle of `size` values needs.
+
+    A comparison `(i, j)` leaves the smaller value at `i` and the larger at `j`.
+    """
+    top = 1 << max(size - 1, 1).bit_length() - 1
+    pairs: list[tuple[int, int]] = []
+    part = top
+    while part:
+        reach, kept_bits, distance = top, 0, part
+        while True:
+            pairs += [(i, i + distance) for i in range(size - distance) if i & part == kept_bits]
+            if reach == part:
+                break
+            distance, reach, kept_bits = reach - part, reach // 2, part
+        part //= 2
+    needed, kept = {size // 2}, []
+    for i, j in reversed(pairs):
+        if needed & {i, j}:
+            needed |= {i, j}
+            kept.append((i, j))
+    return tuple(reversed(kept))
+
+
+def median_of(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The median of an odd number of arrays, element by element.
+
+    It is the same as `np.median` over them, and several times as fast for a few large arrays, because each comparison
+    takes all elements at once.
+    """
+    values = list(arrays)
+    for i, j in comparisons(len(values)):
+        values[i], values[j] = np.minimum(values[i], values[j]), np.maximum(values[i], values[j])
+    return values[len(values) // 2]
+
+
 @Step.registry.register("hampel")
 @dataclass(frozen=True)
 class Hampel(Step):
@@ -165,9 +203,9 @@ class Hampel(Step):
 
     def on(self, window: np.ndarray, rate: float) -> np.ndarray:
         padded = np.pad(window, [(0, 0), (self.width, self.width), (0, 0)], mode="symmetric")
-        around = np.lib.stride_tricks.sliding_window_view(padded, 2 * self.width + 1, axis=1)
-        median = np.sort(around, axis=-1)[..., self.width]  # of so few numbers faster than np.median
-        deviation = 1.4826 * np.sort(np.abs(around - median[..., None]), axis=-1)[..., self.width]
+        around = [padded[:, shift : shift + window.shape[1]] for shift in range(2 * self.width + 1)]
+        median = median_of(around)
+        deviation = 1.4826 * median_of([np.abs(shifted - median) for shifted in around])
         return np.where(np.abs(window - median) > self.threshold * deviation, median, window)
 
 

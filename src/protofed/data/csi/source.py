@@ -24,6 +24,8 @@ from .windows import Sample, Window, cut, resampled, stretches
 
 log = logging.getLogger("protofed")
 
+OUTSIDE = "before the start or after the end"  # of the part of a capture that a row of the manifest names
+
 
 class Stage(NamedTuple):
     """What a window looks like after one setting of the chain."""
@@ -140,16 +142,16 @@ class CSI(DataSource):
         is_test = held_captures(captures, path, by, values, self.test_part)
         parts: dict[bool, list[np.ndarray]] = {False: [], True: []}
         rows: dict[bool, list[tuple[int, str, int]]] = {False: [], True: []}  # class, group, capture of each window
-        reference: tuple[str, tuple[int, ...]] | None = None
+        reference: Account | None = None
         for number, capture in enumerate(captures):
             account = Account(capture.name)
             windows = self.windows(capture, account)
-            unusual = account.damage or account.tally.left_out or not windows
+            unusual = account.damage or account.tally.left_out.keys() - {OUTSIDE} or not windows
             log.log(logging.WARNING if unusual else logging.INFO, "%s", account.text())
             if not windows:
                 continue
-            reference = reference or (capture.name, windows[0].shape)
-            _check_alike(capture.name, windows[0].shape, *reference)
+            reference = reference or account
+            _check_alike(account, reference)
             kept = {is_test[number]: np.arange(len(windows))}
             if by == "time":
                 kept = dict(zip((False, True), last_windows(len(windows), self.test_part, self.overlap), strict=True))
@@ -230,7 +232,7 @@ class CSI(DataSource):
                 yield packet
             else:
                 account.tally.given -= 1
-                account.tally.leave_out("before the start or after the end")
+                account.tally.leave_out(OUTSIDE)
 
     def _samples(self, found: Iterable[Packet], account: Account) -> Iterator[tuple[float, np.ndarray]]:
         """The time and the numbers `[antennas, subcarriers]` of each packet, scaled and made real."""
@@ -304,11 +306,11 @@ def _counted(samples: Iterator[Sample], account: Account) -> Iterator[Sample]:
         yield sample
 
 
-def _check_alike(name: str, shape: tuple[int, ...], other: str, expected: tuple[int, ...]) -> None:
-    for axis, what in ((0, "antennas"), (2, "subcarriers")):
-        if shape[axis] != expected[axis]:
+def _check_alike(account: Account, other: Account) -> None:
+    for what, number, expected in zip(("antennas", "subcarriers"), account.shape, other.shape, strict=True):
+        if number != expected:
             raise ProtofedError(
-                f"{name}: {shape[axis]} {what}, {other} has {expected[axis]}; "
+                f"{account.name}: {number} {what}, {other.name} has {expected}; "
                 "captures of one data set must have equally many"
             )
 

@@ -8,7 +8,7 @@ presets themselves, and the arithmetic of the tables that are counted and not tr
 from .ledger import folder_name, ledger_pages, measured_in, write_ledger
 from .planning import Plan, plan
 from .preset import PRESETS, SIZES, Preset, Size, available, load_preset, read_preset
-from .run import TABLE, is_reproduction, resumed_plan, run_plan
+from .run import TABLE, begin_plan, is_reproduction, parts_of_columns, resumed_plan, run_plan
 from .table import Reproduction, differences
 
 __all__ = [
@@ -20,12 +20,14 @@ __all__ = [
     "Reproduction",
     "Size",
     "available",
+    "begin_plan",
     "differences",
     "folder_name",
     "is_reproduction",
     "ledger_pages",
     "load_preset",
     "measured_in",
+    "parts_of_columns",
     "plan",
     "read_preset",
     "resumed_plan",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +14,43 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...models.published import PACKAGE
-from ...results.folder import make_folder
+from ...results.folder import COMPARISON, make_folder
+from ...results.lock import FolderLock
+from ...results.rows import SUMMARY
 from ...results.tables import setting_text
-from ..compare import Comparison, ComparisonFolder, Grid, Progress, Watch, is_comparison, resume_comparison, run_grid
+from ...version import __version__
+from ..compare import (
+    Comparison,
+    ComparisonFolder,
+    Grid,
+    Part,
+    Progress,
+    Watch,
+    gathered,
+    is_comparison,
+    resume_comparison,
+    run_grid,
+)
 from ..settings import Settings
 from .planning import Plan, plan
 from .preset import slug
 from .table import Reproduction, differences, markdown_table
 
+log = logging.getLogger("protofed")
+PATIENCE = 60.0  # seconds to wait for another part that is writing the table
 RECORD = "reproduction.json"
 TABLE = "reproduction.md"
 
 
 def run_plan(
-    plan: Plan, *, out: str | Path | None = None, jobs: int | None = None, watch: Watch | None = None
+    plan: Plan,
+    *,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    part: Part | None = None,
 ) -> Reproduction:
-    """Run what is left of a plan, column by column, and write `reproduction.md` after each.
+    """Run what is left of a plan or of a part of it, column by column, and write `reproduction.md` after each.
 
     What can be checked is checked before anything is written: whether the folder belongs to another plan, whether cells
     were begun with other settings, and whether data is missing.
@@ -37,16 +60,35 @@ def run_plan(
         out: The folder to write, new or begun before; None writes nothing.
         jobs: The number of runs at a time; None takes as many as there are cores.
         watch: A function that is called with the progress of a cell after each of its rounds.
+        part: The part of the cells to run, beside processes that run the others in the same folder; None runs all.
 
     Returns:
-        Our numbers beside the paper's.
+        Our numbers beside the paper's, as far as the folder has them.
 
     Example: `run_plan(plan("fedsap/table2")).markdown()`
     """
     folder = None if out is None else Path(out)
     if plan.preset.file.counted:
         return _write_table(_counted(plan), "", folder)
-    folders = {column: None if folder is None else folder / slug(column) for column in plan.columns}
+    begin_plan(plan, folder)
+    settings = "" if folder is None else _settings_section(plan)
+    if part is not None:
+        return _run_part(plan, folder, jobs, watch, part, settings)
+    if folder is not None:
+        for column, grid in plan.grids.items():
+            take_finished(plan.preset.name, grid, folder / slug(column))
+    reproduction = Reproduction.empty(plan.preset)
+    for column, column_folder in _column_folders(plan, folder).items():
+        comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
+        heading = plan.preset.heading(column, plan.size, plan.given)
+        reproduction = reproduction.with_column(column, heading, comparison.rows())
+        _write_table(reproduction, settings, folder)
+    return reproduction
+
+
+def begin_plan(plan: Plan, folder: Path | None) -> None:
+    """Check what can be checked of a plan, and make its folder where it is to have one and has none yet."""
+    folders = _column_folders(plan, folder)
     if folder is not None and folder.exists():
         _check_record(plan, folder)
     for column, column_folder in folders.items():
@@ -56,14 +98,39 @@ def run_plan(
         _check_data(plan, column, column_folder)
     if folder is not None:
         _write_record(plan, folder)
-    settings = "" if folder is None else _settings_section(plan)
-    reproduction = Reproduction.empty(plan.preset)
-    for column, column_folder in folders.items():
-        comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
-        heading = plan.preset.heading(column, plan.size, plan.given)
-        reproduction = reproduction.with_column(column, heading, comparison.rows())
-        _write_table(reproduction, settings, folder)
-    return reproduction
+
+
+def _column_folders(plan: Plan, folder: Path | None) -> dict[str, Path | None]:
+    return {column: None if folder is None else folder / slug(column) for column in plan.columns}
+
+
+def parts_of_columns(plan: Plan, part: Part) -> dict[str, Part]:
+    """The part of each column that a part of a plan has. A column begins with the part with which the last one ended."""
+    parts, before = {}, 0
+    for column in plan.columns:
+        parts[column] = part.turned(-before)
+        before += len(plan.grids[column].cells)
+    return parts
+
+
+def _run_part(
+    plan: Plan, folder: Path | None, jobs: int | None, watch: Watch | None, part: Part, settings: str
+) -> Reproduction:
+    """Run a part of the cells of every column. The table then has what all parts have finished by now."""
+    if folder is None:
+        raise ProtofedError(f"part {part}: the parts of a reproduction meet in one folder; name it with --out")
+    folders, parts = _column_folders(plan, folder), parts_of_columns(plan, part)
+    for column, path in folders.items():
+        watch_cell = _watch_of_column(watch, slug(column))
+        run_grid(plan.grids[column], out=path, jobs=jobs, watch=watch_cell, part=parts[column])
+    with FolderLock(folder).acquire(PATIENCE):
+        reproduction = Reproduction.empty(plan.preset)
+        for column, path in folders.items():
+            assert path is not None
+            rows = gathered(plan.grids[column], ComparisonFolder(path)).rows()
+            heading = plan.preset.heading(column, plan.size, plan.given)
+            reproduction = reproduction.with_column(column, heading, rows)
+        return _write_table(reproduction, settings, folder)
 
 
 def _counted(plan: Plan) -> Reproduction:
@@ -77,6 +144,61 @@ def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch 
         return run_grid(grid, out=folder, jobs=jobs, watch=watch)
     ComparisonFolder(folder).write(grid.record())  # may have other seeds than before
     return resume_comparison(folder, jobs=jobs, watch=watch)
+
+
+def take_finished(preset: str, grid: Grid, folder: Path) -> int:
+    """Copy the runs of a column that another table's folder has already.
+
+    Tables of one paper have runs in common, such as a figure of curves and the table of their final values. A finished run
+    with the same settings, of the same version of protofed, is looked for in the folders beside the reproduction's.
+
+    Args:
+        preset: The name of the preset, whose own runs in other folders are not taken: whoever runs it again wants to see.
+        grid: The variants, seeds and settings of the column.
+        folder: The folder of the column, which is made where there is something to copy.
+
+    Returns:
+        The number of runs that were copied.
+    """
+    missing = {c: s for c, s in json.loads(grid.record().to_json())["settings"].items() if not (folder / c).exists()}
+    found: dict[str, Path] = {}
+    for comparison, stored in _other_columns(preset, folder.parent.parent) if missing else ():
+        for cell, settings in stored.items():
+            wanted = [name for name, own in missing.items() if own == settings and name not in found]
+            if wanted and _is_finished(comparison / cell):
+                found |= dict.fromkeys(wanted, comparison / cell)
+    if not found:
+        return 0
+    if not is_comparison(folder):
+        ComparisonFolder.create(folder, grid.record()).close()
+    for cell, run in found.items():
+        copy = folder / f".{cell}.copy"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        copy.rename(folder / cell)
+    sources = ", ".join(sorted({str(run.parent) for run in found.values()}))
+    log.info("%s: %d runs taken from %s", folder, len(found), sources)
+    return len(found)
+
+
+def _other_columns(preset: str, runs: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The comparisons of other presets in a folder of runs and their cells' settings; unreadable ones are passed over."""
+    for record in sorted(runs.glob(f"*/{RECORD}")):
+        for file in sorted(record.parent.glob(f"*/{COMPARISON}")):
+            try:
+                if read_record(record.parent)["preset"] != preset:
+                    yield file.parent, ComparisonFolder(file.parent).read().settings
+            except ProtofedError:
+                continue
+
+
+def _is_finished(run: Path) -> bool:
+    """Whether a run folder holds a finished run of this version of protofed."""
+    try:
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        return bool(summary["versions"]["protofed"] == __version__)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], None] | None:
@@ -156,10 +278,14 @@ def _check_record(plan: Plan, folder: Path) -> None:
 
 def _write_record(plan: Plan, folder: Path) -> None:
     text = json.dumps(_record(plan), indent=1)
-    if folder.exists():
+    if not folder.exists():
+        try:
+            make_folder(folder, {RECORD: text.encode()}).release()
+        except ProtofedError:
+            if not is_reproduction(folder):  # otherwise another part was quicker
+                raise
+    elif read_record(folder) != json.loads(text):
         write_atomically(folder / RECORD, text.encode())
-    else:
-        make_folder(folder, {RECORD: text.encode()}).release()
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ...data.types import ClientData, Samples
 from ...data.types import Unlabelled as Pool
 from ...parts import Step, View
+from ...parts.feed import EpochSteps
 from ..batches import Task, view_of
 
 Tensors = dict[str, Tensor]
@@ -29,28 +30,29 @@ class RowPlan:
     @classmethod
     def make(
         cls,
-        step_rows: Sequence[Sequence[Tensor]],
+        orders: Sequence[Tensor],
+        sizes: list[list[int]],
         data: Sequence[Samples | Pool],
-        extra: Sequence[Sequence[Tensor]] = (),
+        extra: Sequence[Tensor] = (),
     ) -> RowPlan:
         """A plan from the row numbers of each client's steps.
 
         Args:
-            step_rows: For each client and step, rows of the client's samples.
+            orders: For each client, rows of its samples, step after step.
+            sizes: For each client, how many of them each step has.
             data: The clients' samples, which are rows of one shared tensor.
-            extra: For each client and step, a further value for each row.
+            extra: For each client, a further value for each row.
         """
-        sizes = [[rows.shape[0] for rows in rows_k] for rows_k in step_rows]
         longest, widest = max(map(len, sizes)), max(max(s, default=0) for s in sizes)
         indices = [d.index.cpu() for d in data]
         padding_rows = torch.stack([i[0] if len(i) else torch.zeros((), dtype=torch.int64) for i in indices])
         rows = padding_rows[:, None, None].repeat(1, longest, widest)
-        weight = torch.zeros(len(step_rows), longest, widest)
-        flat = torch.cat([i[torch.cat(list(rows_k))] for i, rows_k in zip(indices, step_rows, strict=True)])
+        weight = torch.zeros(len(orders), longest, widest)
+        flat = torch.cat([i[order] for i, order in zip(indices, orders, strict=True)])
         # a sample's position is that of its step, plus its offset in the batch
-        lengths = torch.tensor([n for rows_k in sizes for n in rows_k])
+        lengths = torch.tensor([n for sizes_k in sizes for n in sizes_k])
         step_position = torch.tensor(
-            [(k * longest + s) * widest for k, rows_k in enumerate(sizes) for s in range(len(rows_k))]
+            [(k * longest + s) * widest for k, sizes_k in enumerate(sizes) for s in range(len(sizes_k))]
         )
         offset = torch.arange(len(flat)) - (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         position = step_position.repeat_interleave(lengths) + offset
@@ -59,9 +61,16 @@ class RowPlan:
         extra_values: Tensor | None = None
         if extra:
             extra_values = torch.zeros_like(weight)
-            extra_values.view(-1)[position] = torch.cat([v.float() for rows_k in extra for v in rows_k])
+            extra_values.view(-1)[position] = torch.cat([v.float() for v in extra])
         device = data[0].x.device
         return cls(rows.to(device), weight.to(device), sizes, None if extra_values is None else extra_values.to(device))
+
+    @classmethod
+    def of_steps(cls, step_rows: Sequence[Sequence[Tensor]], data: Sequence[Samples | Pool], *extra: Any) -> RowPlan:
+        """The same from the rows, and further values, of each client and step."""
+        sizes = [[rows.shape[0] for rows in rows_k] for rows_k in step_rows]
+        joined = [torch.cat(list(rows_k)) for rows_k in step_rows]
+        return cls.make(joined, sizes, data, [torch.cat(list(v)) for values in extra for v in values])
 
 
 @dataclass(frozen=True)
@@ -70,26 +79,43 @@ class StepPlan:
 
     counts: list[int]
     labelled: RowPlan
-    unlabelled: RowPlan | None
+    unlabelled: RowPlan | None = None
 
     @classmethod
     def make(cls, steps: Sequence[Sequence[Step]], data: Sequence[ClientData]) -> StepPlan:
         """A plan from each client's steps."""
+        samples = [d.labelled for d in data]
+        whole = [k for k in steps if isinstance(k, EpochSteps)]
+        if len(whole) == len(steps):  # labelled samples alone, whose rows are there as they are needed
+            return cls(
+                [len(k) for k in whole], RowPlan.make([k.order for k in whole], [k.sizes for k in whole], samples)
+            )
         episodes = any(step.support is not None for steps_k in steps for step in steps_k)
         support = [[_none_is_empty(step.support) for step in steps_k] for steps_k in steps] if episodes else []
-        labelled = RowPlan.make(
-            [[s.labelled for s in steps_k] for steps_k in steps], [d.labelled for d in data], support
-        )
+        labelled = RowPlan.of_steps([[s.labelled for s in steps_k] for steps_k in steps], samples, support)
         pools = [d.unlabelled for d in data if d.unlabelled is not None]
         unlabelled: RowPlan | None = None
         if len(pools) == len(data) and any(step.unlabelled is not None for steps_k in steps for step in steps_k):
-            unlabelled = RowPlan.make([[_none_is_empty(s.unlabelled) for s in steps_k] for steps_k in steps], pools)
+            unlabelled = RowPlan.of_steps([[_none_is_empty(s.unlabelled) for s in steps_k] for steps_k in steps], pools)
         return cls([len(steps_k) for steps_k in steps], labelled, unlabelled)
+
+    @property
+    def weights(self) -> list[list[int]]:
+        """The weight of each client's steps in its mean loss: their labelled samples, or else their unlabelled ones."""
+        if self.unlabelled is None:
+            return self.labelled.sizes
+        pairs = zip(self.labelled.sizes, self.unlabelled.sizes, strict=True)
+        return [[n or m for n, m in zip(*pair, strict=True)] for pair in pairs]
 
     def sizes(self, step: int, active: int) -> list[tuple[int, int]]:
         """The numbers of labelled and unlabelled samples in a step of each client that is still training."""
         pool = self.unlabelled
         return [(self.labelled.sizes[k][step], 0 if pool is None else pool.sizes[k][step]) for k in range(active)]
+
+
+def as_sequence(steps: Iterable[Step]) -> Sequence[Step]:
+    """Steps that can be counted and looked up."""
+    return steps if isinstance(steps, EpochSteps) else list(steps)
 
 
 def _none_is_empty(rows: Tensor | None) -> Tensor:

@@ -7,28 +7,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...bank import PrototypeBank
 from ...data.types import FederatedData
+from ...evaluate import Board, Confusions
 from ...methods.client import Weights
 from ...models.base import Output
 from ...models.convolution import UnfoldConv2d, with_convolutions
 from ...models.skeleton import Skeleton
-from ...parts import Received
+from ...parts import Predict, Received
 from ...wire import Bundle
 from ..batches import client_size
-from ..engine import Downloads, PlainEngine, in_order
-from ..judge import Evaluation, SampleSet, Visit, samples_of
+from ..engine import Downloads, PlainEngine, SharedStore, in_order
+from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of, score
 from ..local import ClientState, Outcome, outcome_of, with_memory
 from ..rule import largest_group
 from .batches import padded
-from .outputs import StackedOutputs, stacked_outputs
+from .outputs import StackedOutputs, predicted_classes, stacked_outputs
 from .training import Job, Stack, train_stack
 
 T = TypeVar("T")
+ALONE = 256  # a client with at least so many samples is evaluated by itself: its own calls are long enough
 
 
 class StackEngine(PlainEngine):
@@ -87,23 +90,72 @@ class StackEngine(PlainEngine):
             jobs.append(Job(client, state, self.data.clients[client], received))
         return jobs
 
+    def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
+        """Score the clients, one stack after another."""
+        stacked, alone = self._divided(downloads.clients, options)
+        candidates = Candidates(self.method.predict, options)
+        boards = [self._judged(visits, candidates) for visits in self._stacks(downloads.only(stacked), options)]
+        if alone:
+            boards.append(super().evaluate(downloads.only(alone), options))
+        return Board.joined(boards, downloads.clients)
+
+    def _divided(self, clients: Sequence[int], options: Evaluation) -> tuple[list[int], list[int]]:
+        """The clients that are evaluated in stacks, and the others. There is nothing to stack where clients share a model,
+        and nothing is saved where each has many samples."""
+        own, tuning = self.own_models(clients), self.method.predict.tuning > 0
+        stacked, alone = [], []
+        for client in clients:
+            if client in own and (tuning or samples_of(self.data, client, options.part).index.shape[0] < ALONE):
+                stacked.append(client)
+            else:
+                alone.append(client)
+        return stacked, alone
+
+    def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
+        """How an evaluation can be shared out; clients that are stacked together are one group."""
+        stacked, alone = self._divided(downloads.clients, options)
+        alike, groups = super().shares(downloads.only(alone), options)
+        return alike, [*(self.groups(stacked) if stacked else ()), *groups]
+
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
         """Every client with its model in a stack."""
         if not self.model_for_each:
-            yield from super().visits(downloads, options)  # with one model for all there is nothing to stack
+            yield from super().visits(downloads, options)
             return
-        for group in self.groups(downloads.clients):
-            yield from self._visited(downloads.only(group), options)
+        for visits in self._stacks(downloads, options):
+            yield from visits
 
-    def _visited(self, downloads: Downloads, options: Evaluation) -> Iterator[Visit]:
-        """The clients of one group. Those whose samples are rows of one tensor are evaluated in one stack."""
-        for clients in split(downloads.clients, lambda c: id(samples_of(self.data, c, options.part).x)):
-            models = self._models(downloads.only(clients))
-            weights = {name: torch.stack([model[name] for model in models]) for name in self.skeleton.slots}
-            group = VisitedStack(self.skeleton, weights, self.data, clients)
-            for k, client in enumerate(clients):
-                bank = None if self.method.predict.tuning or client not in self.states else self.states[client].bank
-                yield StackedVisit(client, self.message(downloads, client), group, k, bank)
+    def _stacks(self, downloads: Downloads, options: Evaluation) -> Iterator[list[StackedVisit]]:
+        """The clients of each group. Those whose samples are rows of one tensor are evaluated in one stack."""
+        for group in self.groups(downloads.clients) if downloads.clients else ():
+            for clients in split(group, lambda c: id(samples_of(self.data, c, options.part).x)):
+                stack = VisitedStack(self.skeleton, self._stacked_models(downloads.only(clients)), self.data, clients)
+                yield [
+                    StackedVisit(client, self.message(downloads, client), stack, k, self.kept_bank)
+                    for k, client in enumerate(clients)
+                ]
+
+    def _judged(self, visits: list[StackedVisit], candidates: Candidates) -> Board:
+        """The scores of the clients of one stack. Those of which no more is measured are scored together."""
+        options, stack = candidates.options, visits[0].stack
+        banks: list[PrototypeBank] = []
+        if options.prototypes:
+            classes = [self.data.clients[v.client].classes for v in visits]
+            banks = [candidates.of(v.received, v.own_bank, c)[0] for v, c in zip(visits, classes, strict=True)]
+        alike = len({bank.means.shape for bank in banks}) < 2  # a method of several helpers has none in the beginning
+        detailed = [v for v in visits if not alike or v.client < options.detailed]
+        columns = None
+        if len(detailed) < len(visits):
+            columns = stack.confusions(options.part, banks, [v.k for v in detailed], self.method.predict)
+        scores = {v.client: score(v, self.method.predict, self.data, options) for v in detailed}
+        return Board.of(scores) if columns is None else Board(stack.clients, *columns, Board.of(scores).details)
+
+    def _stacked_models(self, downloads: Downloads) -> Weights:
+        """The models by which clients are evaluated, with a leading client axis."""
+        if isinstance(self.states, SharedStore) and not (self.method.predict.tuning or self.inputs.own_start):
+            return self.states.stacked(downloads.clients, self.start)
+        models = self._models(downloads)
+        return {name: torch.stack([model[name] for model in models]) for name in self.skeleton.slots}
 
     def _models(self, downloads: Downloads) -> list[Weights]:
         """The model by which each client is evaluated."""
@@ -131,14 +183,49 @@ class VisitedStack:
     data: FederatedData
     clients: Sequence[int]
     results: dict[str, Output] = field(default_factory=dict)
+    kept: dict[tuple[str, int], Output] = field(default_factory=dict)
 
-    def outputs(self, name: SampleSet) -> Output:
-        """Embeddings and logits of one of the clients' sets of samples, `[K, n, ·]`."""
+    def outputs(self, name: SampleSet, k: int) -> Output:
+        """Embeddings and logits of one of the sets of samples of the stack's client k."""
+        if (name, k) in self.kept:
+            return self.kept[name, k]
         if name not in self.results:
             samples = [samples_of(self.data, c, name) for c in self.clients]
             index, _ = padded([s.index for s in samples])
             self.results[name] = stacked_outputs(self.skeleton, self.weights, samples[0].x, index)
-        return self.results[name]
+        n = len(samples_of(self.data, self.clients[k], name))
+        return Output(*(t[k, :n] for t in self.results[name]))
+
+    def confusions(
+        self, name: SampleSet, banks: Sequence[PrototypeBank], kept: Sequence[int], predict: Predict
+    ) -> tuple[Confusions, Confusions]:
+        """The confusions of all clients by head and by prototype.
+
+        Args:
+            name: The set of samples.
+            banks: The prototypes that each client chooses among; without them there are no confusions by prototype.
+            kept: The clients of the stack whose outputs are kept.
+            predict: The method's rule of prediction.
+        """
+        samples = [samples_of(self.data, c, name) for c in self.clients]
+        lengths = np.array([s.index.shape[0] for s in samples])
+        same = all(s.index is samples[0].index for s in samples)
+        index = samples[0].index[None] if same else padded([s.index for s in samples])[0]
+        predicted, outputs = predicted_classes(
+            self.skeleton, self.weights, samples[0].x, index, banks, predict.scores, kept
+        )
+        for place, k in enumerate(kept):
+            self.kept[name, k] = Output(*(t[place, : lengths[k]] for t in outputs))
+        labels = [samples[0].labels] * len(samples) if same else [s.labels for s in samples]
+        y = torch.cat(labels).cpu().numpy()
+        owner = np.repeat(np.arange(len(samples)), lengths)
+        mask = np.arange(index.shape[1]) < lengths[:, None]
+        by_head, *others = [Confusions.of(owner, y, p.cpu().numpy()[mask], len(samples)) for p in predicted]
+        if not others:
+            return by_head, Confusions.listed([None] * len(samples))
+        distinct = {id(bank): bank for bank in banks}
+        known = {key: bool(bank.known.any()) for key, bank in distinct.items()}
+        return by_head, others[0].where(np.array([known[id(bank)] for bank in banks]))
 
     @cached_property
     def banks(self) -> PrototypeBank:
@@ -149,22 +236,22 @@ class VisitedStack:
 
 @dataclass
 class StackedVisit:
-    """One client of a stack."""
+    """One client of a stack. `kept_bank` gives its prototypes where training has computed them under this model."""
 
     client: int
     received: Bundle
     stack: VisitedStack
     k: int
-    bank: PrototypeBank | None
+    kept_bank: Callable[[int], PrototypeBank | None]
 
     def outputs(self, samples: SampleSet) -> Output:
         """Embeddings and logits of one of the client's sets of samples."""
-        n = len(samples_of(self.stack.data, self.client, samples))
-        return Output(*(t[self.k, :n] for t in self.stack.outputs(samples)))
+        return self.stack.outputs(samples, self.k)
 
     def own_bank(self) -> PrototypeBank:
         """The prototypes of the client's labelled samples."""
-        return self.stack.banks[self.k] if self.bank is None else self.bank
+        bank = self.kept_bank(self.client)
+        return self.stack.banks[self.k] if bank is None else bank
 
 
 def _stackable_groups(jobs: Sequence[Job]) -> list[list[Job]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton
 from .batches import padded
 
-EVAL_SAMPLES = 4096  # the most samples, of all clients together, in one call of an evaluation
+EVAL_SAMPLES = 8192  # the most samples, of all clients together, in one call of an evaluation
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,62 @@ def stacked_levels(skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor,
     return Levels(*_run_stacked(skeleton, weights, x, index, {"levels": True}))
 
 
+def predicted_classes(
+    skeleton: Skeleton,
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    index: Tensor,
+    banks: Sequence[PrototypeBank],
+    prototype_scores: Callable[[Tensor, PrototypeBank], Tensor],
+    kept: Sequence[int],
+) -> tuple[list[Tensor], Output]:
+    """The classes that clients predict. Embeddings and logits are given up piece by piece, but for some clients.
+
+    Args:
+        skeleton: The clients' architecture.
+        weights: The models of K clients, with a leading axis.
+        x: The tensor that all samples are rows of.
+        index: The rows of each client `[K, n]`, or `[1, n]` where all have the same.
+        banks: The prototypes of each client, of one shape; without them nothing is predicted by prototype.
+        prototype_scores: The scores of embeddings by a bank.
+        kept: The clients whose outputs are kept.
+
+    Returns:
+        The classes `[K, n]` by head and, where there are banks, by prototype; and the outputs of the clients in `kept`.
+    """
+    same = all(bank is banks[0] for bank in banks)
+    bank = banks[0] if banks and same else PrototypeBank.stack(banks) if banks else None
+    scores = vmap(prototype_scores, in_dims=(0, None if same else 0))
+    predicted: list[list[Tensor]] = [[], []]
+    outputs: list[list[Tensor]] = [[], []]
+    clients = list(kept)
+    with torch.no_grad():
+        for z, logits in _pieces(skeleton, weights, x, index, {}):
+            predicted[0].append(logits.argmax(-1))
+            if bank is not None:
+                predicted[1].append(scores(z, bank).argmax(-1))
+            for column, value in zip(outputs, (z, logits), strict=True):
+                column.append(value[clients])
+    return [torch.cat(p, 1) for p in predicted if p], Output(*(torch.cat(column, 1) for column in outputs))
+
+
 def _run_stacked(
     skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor, options: Mapping[str, Any]
 ) -> list[Tensor]:
+    parts = list(_pieces(skeleton, weights, x, index, options))
+    return [torch.cat(column, 1) for column in zip(*parts, strict=True)]
+
+
+def _pieces(
+    skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor, options: Mapping[str, Any]
+) -> Iterator[tuple[Tensor, ...]]:
+    """The outputs of some samples of all clients after another."""
     skeleton.module.eval()
+    clients = len(next(iter(weights.values())))
     run: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]] = vmap(
         lambda w, b: functional_call(skeleton.module, dict(w), (b,), dict(options))
     )
-    piece = max(1, EVAL_SAMPLES // len(index))
     with torch.no_grad():
-        parts = [run(weights, x[rows]) for rows in index.split(piece, dim=1)]
-    return [torch.cat(column, 1) for column in zip(*parts, strict=True)]
+        for rows in index.split(max(1, EVAL_SAMPLES // clients), dim=1):
+            samples = x[rows]
+            yield run(weights, samples.expand(clients, *samples.shape[1:]))

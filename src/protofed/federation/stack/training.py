@@ -35,12 +35,13 @@ from ..local import (
     Training,
     check_trainable,
     one_sample_is_too_few,
-    step_size,
     what_is_not_finite,
 )
 from ..optimiser import Optimiser
-from .batches import StepPlan, Tensors, batch_of, padded_rows, together
+from .batches import StepPlan, Tensors, as_sequence, batch_of, padded_rows, together
 from .outputs import StackedOutputs, stacked_outputs
+
+SHARED = 2**18  # numbers of a tensor that is not copied for each client of a stack
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,12 @@ class Job:
 class StackedNetwork:
     """One client's slice of the stack, inside `vmap`."""
 
-    def __init__(self, module: nn.Module, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        self.module, self.params, self.buffers = module, params, buffers
+    def __init__(self, skeleton: Skeleton, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self.module, self.params, self.buffers, self.tied = skeleton.module, params, buffers, skeleton.tied
 
     def __call__(self, x: Tensor, params: Mapping[str, Tensor] | None = None) -> Output:
-        return functional_call(self.module, {**self.buffers, **(self.params if params is None else params)}, (x,))
+        weights = {**self.buffers, **(self.params if params is None else params)}
+        return functional_call(self.module, weights, (x,), tie_weights=self.tied)
 
     def levels(self, x: Tensor) -> Levels:
         """Embedding, logits and a low-level feature of samples."""
@@ -71,15 +73,34 @@ class StackedNetwork:
         return frozen(self.module, x, weights)
 
 
-def _common(values: Sequence[Any]) -> tuple[Any, Any]:
-    """A value for all clients, and the axes that vmap maps over: the value itself where all share it, otherwise a stack."""
-    reference = values[0]
-    if all(v is reference for v in values):
-        return reference, None
-    leaves, spec = pytree.tree_flatten(reference)
-    columns = zip(*(pytree.tree_flatten(v)[0] for v in values), strict=True)
-    stacked = [torch.stack([torch.as_tensor(v) for v in column]) for column in columns]
-    return pytree.tree_unflatten(stacked, spec), (pytree.tree_unflatten([0] * len(leaves), spec) if leaves else None)
+class ReceivedByAll:
+    """What the clients of a stack were sent: one message for all, or a stack of their messages.
+
+    Of different messages, tensors of at least `SHARED` numbers that are the very same for all clients stay one tensor.
+    """
+
+    def __init__(self, messages: Sequence[Received]) -> None:
+        reference = messages[0]
+        same = all(message is reference for message in messages)
+        leaves, self.spec = pytree.tree_flatten(reference)
+        columns = list(zip(*(pytree.tree_flatten(m)[0] for m in messages[: 1 if same else None]), strict=True))
+        common = [same or _is_one_large_tensor(column) for column in columns]
+        self.shared = {k: leaves[k] for k in range(len(leaves)) if common[k]}
+        self.stacked = [
+            torch.stack([torch.as_tensor(v) for v in column]) for k, column in enumerate(columns) if not common[k]
+        ]
+
+    def of_one(self, stacked: Sequence[Tensor]) -> Received:
+        """One client's message, from its slices of what is stacked."""
+        rest = iter(stacked)
+        leaves = [self.shared[k] if k in self.shared else next(rest) for k in range(self.spec.num_leaves)]
+        received: Received = pytree.tree_unflatten(leaves, self.spec)
+        return received
+
+
+def _is_one_large_tensor(column: Sequence[Any]) -> bool:
+    value = column[0]
+    return isinstance(value, Tensor) and value.numel() >= SHARED and all(v is value for v in column)
 
 
 def train_stack(task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> list[Training]:
@@ -108,7 +129,7 @@ class Stack:
     def __init__(self, task: Task, skeleton: Skeleton, jobs: Sequence[Job], round: int) -> None:
         for job in jobs:
             check_trainable(task, job.data, job.client)
-        planned = [list(planned_steps(task, job.data, job.client, round)) for job in jobs]
+        planned = [as_sequence(planned_steps(task, job.data, job.client, round)) for job in jobs]
         self.order = sorted(range(len(jobs)), key=lambda k: -len(planned[k]))
         self.task, self.skeleton, self.round = task, skeleton, round
         self.jobs, self.steps = [jobs[k] for k in self.order], [planned[k] for k in self.order]
@@ -122,8 +143,7 @@ class Stack:
         self.pseudo = [PseudoLabels() for _ in jobs]
         self.prepared = [prepared_of(task, skeleton, j.data, j.received, j.client, round) for j in self.jobs]
         self._load()
-        self.received, self.dims = _common([j.received for j in self.jobs])
-        self.shared = self.dims is None  # a message that all clients share need not go through vmap
+        self.received = ReceivedByAll([j.received for j in self.jobs])
 
     def _load(self) -> None:
         """Stack the parameters, buffers and optimiser states of all clients."""
@@ -140,24 +160,18 @@ class Stack:
         skeleton.module.train()
 
     def _loss(
-        self, params: Tensors, buffers: Tensors, batch: dict[str, Any], received: Received
+        self, params: Tensors, buffers: Tensors, batch: dict[str, Any], received: Sequence[Tensor]
     ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
         new_buffers = {name: value.clone() for name, value in buffers.items()}  # batch norm writes into them
-        net = StackedNetwork(self.skeleton.module, params, new_buffers)
-        terms, pseudo = self.task.loss(net, Batch(**batch), received, self.round)
+        net = StackedNetwork(self.skeleton, params, new_buffers)
+        terms, pseudo = self.task.loss(net, Batch(**batch), self.received.of_one(received), self.round)
         return terms, new_buffers, () if pseudo is None else tuple(t.detach() for t in pseudo)
-
-    def _loss_of_all(
-        self, params: Tensors, buffers: Tensors, batch: dict[str, Any]
-    ) -> tuple[Tensors, Tensors, tuple[Tensor, ...]]:
-        return self._loss(params, buffers, batch, self.received)
 
     def take_step(self, s: int) -> None:
         """Take one step of all clients that still have one. Under batch norm, clients whose batches differ in size are
         run apart."""
         active = sum(count > s for count in self.plan.counts)
-        loss, dims = (self._loss_of_all, 0) if self.shared else (self._loss, (0, 0, 0, self.dims))
-        losses = vmap(loss, in_dims=dims, randomness="different")
+        losses = vmap(self._loss, randomness="different")
         for rows, widths in together(self.plan.sizes(s, active), self.alone):
             members = range(active)[rows] if isinstance(rows, slice) else rows.tolist()
             client_draws = [
@@ -165,14 +179,14 @@ class Stack:
             ]
             batch: dict[str, Any]
             batch, sample_counts = batch_of(self.task, self.plan, self.jobs[0].data, rows, s, widths, client_draws)
-            if self.task.learner.feed.prepare is not None and widths[1]:
+            if any(self.prepared) and widths[1]:
                 rows_of = [(self.prepared[k], self.steps[k][s].unlabelled) for k in members]
                 batch["prepared"] = padded_rows(rows_of, widths[1])
-            received = () if self.shared else (pytree.tree_map(lambda t, r=rows: t[r], self.received),)
+            received = [tensor[rows] for tensor in self.received.stacked]
             params = {n: p[rows].detach().requires_grad_() for n, p in self.params.items()}
             with one_sample_is_too_few(self.task.name_of(self.jobs[0].client)):
                 buffers = {n: b[rows] for n, b in self.buffers.items()}
-                terms, new_buffers, pseudo = losses(params, buffers, batch, *received)
+                terms, new_buffers, pseudo = losses(params, buffers, batch, received)
             total = torch.stack(list(terms.values())).sum()
             gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
             self.optimiser.step(gradient, rows)
@@ -191,7 +205,7 @@ class Stack:
         """The result of each client's training, in the order of the jobs."""
         task, local = self.task, self.task.local
         sample_counts = torch.tensor(
-            [sum(map(step_size, steps)) for steps in self.steps], dtype=torch.float32, device=self.device
+            [sum(sizes) for sizes in self.plan.weights], dtype=torch.float32, device=self.device
         )
         means = {name: (value / sample_counts).tolist() for name, value in self.totals.items()}
         stacked = {**{name: p.contiguous() for name, p in self.params.items()}, **self.buffers}
@@ -200,10 +214,12 @@ class Stack:
         stacked = {name: stacked[name] for name in self.skeleton.slots}
         outputs = StackedOutputs(self.skeleton, stacked, [j.data for j in self.jobs], task.num_classes)
         finite = _finite_rows(stacked, len(self.jobs))
+        columns = [value.unbind() for value in stacked.values()]
+        models = [dict(zip(stacked, values, strict=True)) for values in zip(*columns, strict=True)]
         results: dict[int, Training] = {}
         for k, job in enumerate(self.jobs):
             terms = {name: values[k] for name, values in means.items()}
-            weights = {name: value[k] for name, value in stacked.items()}
+            weights = models[k]
             failure = what_is_not_finite(terms, {} if finite[k] else weights)
             trained = None if failure else StackedClient(outputs, k, weights, task, job, self.round)
             optimiser_state = self.optimiser.export(k) if local.exports_optimiser else {}
