@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from protofed.errors import ProtofedError
 from protofed.experiment.claims import PAPERS, Evidence, Finding, claims_page, load_claims, read_claims, verdict_of
+from protofed.experiment.claims.evidence import changed_settings
+from protofed.experiment.reproduce import load_preset
 from protofed.results.archive import read_summaries
 from protofed.results.columns import Column
 from protofed.results.gains import Gain
@@ -57,8 +59,12 @@ def test_what_a_difference_shows_by_hand(values, least, within):
         ([TOO_FEW], [], "not measured yet"),
         ([ABSENT], [ABSENT], "not measured yet"),
         ([], [], "not measured yet"),
-        ([SHOWN, TOO_FEW, ABSENT], [ABSENT], "holds"),
-        ([ABSENT], [SHOWN], "holds"),
+        ([SHOWN, TOO_FEW], [], "holds in part"),
+        ([SHOWN, ABSENT], [SHOWN], "holds in part"),
+        ([NOT_SHOWN, ABSENT], [], "does not hold here"),
+        ([SHOWN], [ABSENT], "holds"),
+        ([], [SHOWN], "holds"),
+        ([ABSENT], [SHOWN], "holds in part"),
         ([ABSENT], [NOT_SHOWN], "does not hold here"),
     ],
 )
@@ -181,6 +187,20 @@ def test_the_row_of_one_round(tmp_path):
     )
     (found,) = read(tmp_path, text)
     assert found.seeds == 3 and 0.1 < found.gain.mean < 0.9 and "round 2" in found.heading
+
+
+def test_settings_that_a_preset_has_otherwise_today(tmp_path):
+    name, column = "fedsap/table4", "CIFAR-100 n=10"
+    folder = RESULTS / "fedsap-table4-laptop/cifar-100-n-10"
+    before = changed_settings(load_preset(name), column, "laptop", folder)
+    shutil.copytree(folder, tmp_path / "c")
+    record = json.loads((folder / "comparison.json").read_text())
+    cell = record["settings"]["neither-seed1234"]
+    cell |= {"lr": 5.0, "threads": 99, "checkpoint_every": 3}  # of which the last two change no result
+    del cell["rounds"]  # as if there had been no such setting, and today's value is not the default
+    (tmp_path / "c/comparison.json").write_text(json.dumps(record))
+    after = changed_settings(load_preset(name), column, "laptop", tmp_path / "c")
+    assert set(after) - set(before) == {"lr", "rounds"}
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,18 @@ from ...results.comparison import ComparisonFolder
 from ...results.gains import Gain, gain_over
 from ...results.read import read_folder, read_rows
 from ...results.rows import FIGURE
-from ...results.tables import setting_text
+from ...results.tables import flat, setting_text
 from ..compare import is_comparison
-from ..reproduce.ledger import matching_row, measured_in, row_entries
-from ..reproduce.preset import SERVER, Preset, load_preset, measure_column
+from ..general import EngineSettings, RecordSettings
+from ..reproduce.ledger import folder_name, matching_row, measured_in, row_entries
+from ..reproduce.planning import column_grid
+from ..reproduce.preset import SERVER, SIZES, Preset, Size, load_preset, measure_column
+from ..settings import resolve
 from .claim import Claim, Comparison
 from .verdict import Finding
 
+UNJUDGED = {field.name for kind in (EngineSettings, RecordSettings) for field in fields(kind)} - {"candidates"}
+SCALING, RENAMED = "data.standardise", {"true": "all", "false": "none"}  # what its values were called before 0.2
 COMPARED = "compared"  # the name of the number of two rows that are compared by different measures
 
 
@@ -35,19 +40,30 @@ class Evidence:
         self._preset = cache(load_preset)
         self._entries = cache(lambda name: row_entries(self._preset(name)))
         self._measured = cache(lambda name, column: measured_in(self._preset(name), column, results)[1])
+        self._made = cache(self._made_by)
         self._counts = cache(lambda name: self._preset(name).count())
 
     def findings(self, claim: Claim) -> list[Finding]:
         """The differences of all comparisons of a claim, in the order in which its file has them."""
         return [finding for test in claim.tests for finding in self._compared(test)]
 
-    def folders(self, claim: Claim) -> list[Path]:
-        """The folders that the comparisons of a claim are read from."""
-        found = []
+    def folders(self, claim: Claim) -> dict[Path, str]:
+        """The folders that the comparisons of a claim are read from, and how each was made, where a preset's command did."""
+        found: dict[Path, str] = {}
         for test in claim.tests:
-            for column in self._columns(test):
-                found += self._folders(test, column)
-        return list(dict.fromkeys(found))
+            for column in (*self._columns(test), *([test.less_in] if test.less_in else [])):
+                for folder in self._folders(test, column):
+                    found[folder] = found.get(folder) or self._made(test.preset, column, folder)
+        return found
+
+    def _made_by(self, name: str, column: str, folder: Path) -> str:
+        """The command that made a folder, and the settings that its preset has otherwise today."""
+        size = next((size for size in SIZES if name and folder.parent.name == folder_name(name, size)), None)
+        if size is None:
+            return ""
+        changed = changed_settings(self._preset(name), column, size, folder)
+        since = f", which has since changed {', '.join(changed)}" if changed else ""
+        return f"`protofed reproduce {name}`{since}"
 
     # --- a test's comparisons -----------------------------------------------------------------------------------------
     def _compared(self, test: Comparison) -> Iterator[Finding]:
@@ -128,6 +144,33 @@ class Evidence:
             f"`{folder.relative_to(self.results).as_posix()}`: {data.get('path') or data['name']}{size}, {clients} clients, "
             f"{network}, {rounds} rounds, seeds {seeds}{early}"
         )
+
+
+def changed_settings(preset: Preset, column: str, size: Size, folder: Path) -> list[str]:
+    """The settings in which a preset's column differs today from the runs in a folder, but for those of speed and record.
+
+    Args:
+        preset: The preset.
+        column: Its column.
+        size: Its size.
+        folder: A comparison's folder that the column was measured in.
+
+    Returns:
+        The whole keys of what both have and differs, and of what was not there then and is not at its default now.
+    """
+    stored = ComparisonFolder(folder).read().settings
+    seed = min(settings["seed"] for settings in stored.values())
+    changed: dict[str, None] = {}
+    for cell, settings in column_grid(preset, column, size, [seed], {}).cells.items():
+        if cell not in stored:
+            continue
+        default = flat(resolve(settings.method.name, {}).to_dict())
+        now, then = flat(settings.to_dict()), flat(stored[cell])
+        if then.get(SCALING) in RENAMED:
+            then[SCALING] = RENAMED[then[SCALING]]
+        differs = (k for k, value in now.items() if value != (then[k] if k in then else default.get(k, value)))
+        changed |= dict.fromkeys(k for k in differs if k.partition(".")[0] not in UNJUDGED)
+    return [key.replace("method.", "") for key in changed]
 
 
 def _heading(test: Comparison, column: str) -> str:

@@ -51,8 +51,11 @@ def claims_page(results: Path) -> str:
             for claim, found, verdict in lines
         ]
         text = markdown_table(["", "claim", "where", "our test: effect", "verdict"], cells)
-        folders = dict.fromkeys(folder for claim, _, _ in lines for folder in evidence.folders(claim))
-        settings = "".join(f"- {evidence.setting(folder)}\n" for folder in folders)
+        folders: dict[Path, str] = {}
+        for claim, _, _ in lines:
+            for folder, command in evidence.folders(claim).items():
+                folders[folder] = folders.get(folder) or command
+        settings = "".join(f"- {evidence.setting(folder)}{_made(command)}\n" for folder, command in folders.items())
         measured = f"\nMeasured in:\n\n{settings}" if folders else ""
         parts.append(f"## {PAPERS[paper]}\n\n{text}\n{measured}")
     return "\n".join(parts)
@@ -92,6 +95,10 @@ def _tests(claim: Claim, findings: Sequence[Finding]) -> str:
     if claim.note:
         texts.append(f"*{claim.note}*")
     return "<br>".join(texts)
+
+
+def _made(command: str) -> str:
+    return f" ({command})" if command else ""
 
 
 def _few(finding: Finding) -> str:

@@ -6,7 +6,7 @@
 | not measured yet | no comparison has three seeds that both of its rows were run with |
 | holds | every comparison shows it: the whole interval is above the least difference |
 | only against a weaker baseline | every comparison with the paper's rows shows it, and one with a stronger row does not |
-| holds in part | some comparisons with the paper's rows show it, others do not |
+| holds in part | some comparisons with the paper's rows show it; others do not, or have not been measured |
 | does not hold here | no comparison with the paper's rows shows it: no interval is wholly above the least difference |
 
 *Does not hold here* says that these seeds, at this size, do not show it. It does not say that the opposite is true.
@@ -88,7 +88,7 @@ def verdict_of(findings: Sequence[Finding], cannot: str = "") -> Verdict:
         cannot: Why it cannot be tested here, where it cannot.
 
     Returns:
-        The verdict. Comparisons that have not been measured do not enter it.
+        The verdict. Stronger rows that have not been measured do not enter it.
     """
     if cannot:
         return "cannot be tested here"
@@ -101,6 +101,7 @@ def verdict_of(findings: Sequence[Finding], cannot: str = "") -> Verdict:
         papers = ours  # the paper compares with nothing that was measured, so the stronger rows decide
     if not any(papers):
         return "does not hold here"
-    if not all(papers):
+    missing = any(not finding.measured and not finding.stronger for finding in findings)
+    if not all(papers) or missing:
         return "holds in part"
     return "holds" if all(ours) else "only against a weaker baseline"
