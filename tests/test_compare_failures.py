@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import protofed as pf
-from protofed.errors import ProtofedError
+from protofed.errors import ProtofedError, Stopped
 from protofed.experiment import cells
 from protofed.experiment.compare import (
     ComparisonFolder,
@@ -350,3 +350,18 @@ def test_in_a_thread_and_with_data_in_memory(tmp_path):
     assert run_grid(
         make_grid(["local"], seeds=1, given={"data": blobs(), **SMALL}), out=None, jobs=1, watch=None
     ).results
+
+
+def test_a_request_in_the_last_round_of_a_run_stops_the_comparison(tmp_path):
+    """Where runs go one after another in this process."""
+    seen = []
+
+    def ask(progress):
+        seen.append(progress.cell)
+        if progress.round == progress.rounds:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Stopped, match="protofed resume") as caught:
+        compare(["fedavg"], seeds=1, jobs=1, out=tmp_path / "c", watch=ask, **QUICK, **FIXED)
+    assert caught.value.code == 143 and len(set(seen)) == 1
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

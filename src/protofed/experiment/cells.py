@@ -240,8 +240,11 @@ def _accuracy(metrics: Mapping[str, Any]) -> tuple[float | None, Literal["head",
 
 # --- many cells -------------------------------------------------------------------------------------------------------
 def _one_by_one(cells: list[Cell], watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
-    for cell in cells:
-        yield cell.name, _attempt(cell, watch)
+    with stop.listening():  # a request in a run's last round would otherwise be gone with the run
+        for cell in cells:
+            if stop.requested():
+                raise Stopped("stopped", 143)
+            yield cell.name, _attempt(cell, watch)
 
 
 def _side_by_side(queue: Queue, jobs: int, watch: Watch | None) -> Iterator[tuple[str, Result | Failure]]:
