@@ -32,7 +32,7 @@ C, D = 5, 12
 FILTERS = ["float16", "bfloat16", "top-k?share=0.2", "changed?tolerance=0.05"]
 COMPOSED = ["changed?tolerance=0.05,top-k?share=0.3,quantise?bits=8", "clip?norm=2,top-k?share=0.3,float16"]
 EXCHANGING = [name for name in methods.available() if methods.get(name).exchange.up]
-PROTOTYPES_BOTH_WAYS = ["fedapa", "fedarpl", "fedmps", "fedpagr", "fedproc", "fedproto", "fedsap", "fedtgp"]
+PROTOTYPES_BOTH_WAYS = ["compose", "fedapa", "fedarpl", "fedmps", "fedpagr", "fedproc", "fedproto", "fedsap", "fedtgp"]
 
 
 def message(seed=0, known=None, scale=1.0, near=None):

@@ -96,7 +96,8 @@ def simulated(method, given):
 
 
 def without_clock(rows):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    """Rows without seconds, and without the silhouette of all clients together, for which sites send no embeddings."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "pooled_silhouette")} for row in rows]
 
 
 @pytest.mark.parametrize("method", slow_but("fedproto", METHODS))
@@ -132,7 +133,8 @@ def test_a_site_keeps_what_the_run_gave_it(method, nodes, tmp_path):
             file.name for file in place.iterdir()
         }
         assert "after round 4" in (place / "README.md").read_text()
-        assert len(list(place.glob("round-*.safetensors"))) <= 3  # those that a resumed server may go back to
+        # those that a resumed server may go back to, while its next checkpoint is written beside a round
+        assert len(list(place.glob("round-*.safetensors"))) <= 4
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedavg"])

@@ -21,7 +21,7 @@ import protofed as pf
 from protofed import wire
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.federation import choose, rule, workers
+from protofed.federation import choose, rule, shared
 from protofed.federation.choose import EngineSettings
 from protofed.federation.rule import Facts, Recipe
 from support.engines import finish, groups_of, images, leaves
@@ -239,7 +239,7 @@ def test_a_system_that_refuses_processes_or_memory(what, number, caplog):
             return fork()
         raise error
 
-    owner, name = (workers, "reserve") if what == "reserve" else (os, "fork")
+    owner, name = (shared, "reserve") if what == "reserve" else (os, "fork")
     with mock.patch.object(owner, name, refused), caplog.at_level(logging.WARNING, "protofed"):
         assert_equal_bits(expected, finish(settings, engine))
     assert calls and os.strerror(number) in caplog.text and "worker processes" in caplog.text

@@ -19,7 +19,7 @@ DECILE = 0.1  # of the clients, those with the lowest accuracies
 DETAILS = tuple(f.name for f in fields(Scores) if not f.name.startswith("by_"))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Board(Mapping[int, Scores]):
     """The scores of clients by client, kept in columns, because an object for each of ten thousand clients takes time.
 
@@ -60,6 +60,10 @@ class Board(Mapping[int, Scores]):
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def __repr__(self) -> str:
+        """The scores themselves: how rows are shared in the columns depends on who has counted them."""
+        return f"Board({dict(self)!r})"
 
     @property
     def _places(self) -> dict[int, int]:

@@ -197,6 +197,12 @@ class RecordSettings:
         Field(description="also send each round to tensorboard, mlflow or wandb (needs an --out folder)"),
     ] = ""
     silhouette: Annotated[bool, Field(description="measure the embedding space at each evaluation")] = True
+    score_prototypes: Annotated[
+        Literal["last", "always"],
+        Field(
+            description="score clients that share a model and are sent no prototypes by their own: last rounds, or always"
+        ),
+    ] = "last"
     embedding_measures: Annotated[
         bool,
         Field(description="after the last round also measure retrieval and few-shot accuracy of the embeddings"),

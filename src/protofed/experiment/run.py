@@ -271,6 +271,7 @@ def make_federation(settings: Settings, engine: Engine, inputs: EngineInputs, na
         ensemble=g.ensemble,
         architectures=names,
         silhouette=g.silhouette,
+        score_prototypes=g.score_prototypes,
         embedding=g.embedding_measures,
         snapshots=g.snapshots,
         filters=inputs.filters,

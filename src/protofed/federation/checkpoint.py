@@ -39,6 +39,7 @@ from .rounds import Federation
 log = logging.getLogger("protofed")
 FORMAT = 4
 READ = (3, 4)  # the formats that this version reads; the third has all states in one file
+STARTING = 10.0  # seconds after which a thread has not been started and never will be
 CHECKPOINTS_KEPT = 2  # where the newer one is damaged, the older one is used
 MANIFEST, STATE, SERVER, CLIENTS = "manifest.json", "state.json", "server.safetensors", "clients.safetensors"
 NamedTensors = Callable[[], Iterator[tuple[str, Tensor]]]
@@ -115,6 +116,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._thread: threading.Thread | None = None
+        self._begun = threading.Event()  # an interrupt may come before a thread that was made is started
         self._error: BaseException | None = None
         self._last: tuple[list[StatesFile], list[StatesFile]] = ([], [])  # of the checkpoint before last, and the last
 
@@ -139,7 +141,10 @@ class Checkpoints:
             return
         moment = Moment.of(federation, Snapshot.of(states), written)
 
+        begun = self._begun = threading.Event()
+
         def work() -> None:
+            begun.set()
             try:
                 if first is not None:
                     first()
@@ -153,9 +158,9 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait until the checkpoint that was begun is on the disk, and raise the error where it could not be written."""
-        if self._thread is not None:
+        if self._thread is not None and self._begun.wait(STARTING):
             self._thread.join()
-            self._thread = None
+        self._thread = None
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -233,7 +238,9 @@ def _written(path: Path, states: Snapshot, but: Collection[int]) -> StatesFile:
                 yield name, value
 
     digest = write_tensors(path, tensors)
-    versions = {client: states.versions.get(client, 0) for client in sizes}
+    versions = {
+        client: states.versions.get(client, 0) for client, by_name in sizes.items() if by_name
+    }  # not empty ones
     return StatesFile(path, digest, versions, {client: sum(by_name.values()) for client, by_name in sizes.items()})
 
 

@@ -99,6 +99,7 @@ class Federation:
         ensemble: bool = False,
         architectures: Sequence[str] = (),
         silhouette: bool = False,
+        score_prototypes: Literal["last", "always"] = "always",
         embedding: bool = False,
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
@@ -122,6 +123,8 @@ class Federation:
             candidates: Whether the nearest prototype is sought among the client's own classes or among all.
             ensemble: Whether the vote of all clients on the shared test set is scored.
             silhouette: Whether the silhouette of some clients' embeddings is measured.
+            score_prototypes: Whether clients that share a model and are sent no prototypes are scored by prototypes of their
+                own, for which each has to run its training samples, in the last rounds only or always.
             embedding: Whether retrieval and few-shot accuracy of the embeddings are measured after the last round.
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
@@ -138,6 +141,7 @@ class Federation:
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
         self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
         self.drawn = SHAPE_CLIENTS if silhouette else 0
+        self.score_prototypes = score_prototypes
         self.evaluated = frozenset(evaluated_rounds(rounds, evaluate_every, evaluate_last))
         self.embedding = embedding
         self.measured = rounds - evaluate_last  # after this round also what takes longer is measured
@@ -486,7 +490,9 @@ class Federation:
         Clients of such a method would compute their prototypes for it alone, by a pass of all clients over their training
         samples, and do so after the last rounds, whose figures are the run's.
         """
-        return self.method.predict.by == "prototype" or self.exchange.prototypes or self.exchange.keeps_model
+        if self.score_prototypes == "always" or self.method.predict.by == "prototype":
+            return True
+        return self.exchange.prototypes or self.exchange.keeps_model
 
     def _of_all_clients(self, board: Board, predictions: Sequence[str]) -> dict[str, float]:
         """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""

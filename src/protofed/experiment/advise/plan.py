@@ -244,6 +244,7 @@ class Division:
                 test_share=self.share,
                 validation_share=0.0,
                 silhouette=False,
+                score_prototypes="always",
                 snapshots=0,
                 ensemble=False,
                 track="",
