@@ -502,9 +502,11 @@ def test_the_ledger_reads_what_is_measured(call, tmp_path, finished):
     assert code == 2 and "no such folder of results" in err
 
 
-def test_rows_are_found_by_label_or_by_what_they_are():
-    page = ledger_pages(ROOT / "docs/results")["fedapa"]
-    rows = (ROOT / "docs/results/fedapa-csi-crowd/table.md").read_text(encoding="utf-8")
+def test_rows_are_found_by_label_or_by_what_they_are(tmp_path):
+    for name in ("fedapa-csi-crowd", "fedapa-csi-crowd-ablation"):
+        shutil.copytree(ROOT / "docs/results" / name, tmp_path / name)
+    page = ledger_pages(tmp_path)["fedapa"]
+    rows = (tmp_path / "fedapa-csi-crowd/table.md").read_text(encoding="utf-8")
     ours = re.search(r"^\| fedapa \| \**(?:<u>)?([0-9.]+ ± [0-9.]+)", rows, flags=re.M)
     assert ours is not None and f"| FedAPA | {ours[1]} / 87.25 / " in page
 
