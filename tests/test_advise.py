@@ -22,7 +22,6 @@ from protofed.experiment.advise import read_advice
 from protofed.experiment.advise.plan import chosen_methods, divide, entries_of, parse_budget, sends_weights
 from protofed.experiment.advise.run import Pace, fitting_length
 from protofed.experiment.advise.words import sentences, table
-from protofed.experiment.general import general_keys
 from protofed.experiment.run import load, resume, run
 from protofed.experiment.settings import read_toml, resolve
 from protofed.results.read import is_run, read_run
@@ -358,7 +357,6 @@ def test_a_method_that_cannot_run_is_named_and_the_others_go_on(mine, tmp_path):
     assert advice.record["contender"]["label"] not in [row["label"] for row in failed]
 
 
-@pytest.mark.skipif("control" not in general_keys(), reason="this version has no control")
 def test_the_control_of_the_contender_says_what_the_exchange_gives(mine, tmp_path):
     advice = pf.advise(str(mine), budget="5m", out=tmp_path / "o", methods=["fedproto"], jobs=1, lr=0.1, **TINY)
     control = advice.record["control"]
