@@ -280,13 +280,8 @@ class Pathological(Partition):
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> list[np.ndarray]:
         ranks, sizes = ranked(labels)
-        k = self.classes_per_client
-        if k > len(sizes):
-            raise ProtofedError(
-                f"partition 'pathological': classes_per_client={k}, but the data has {len(sizes)} classes"
-            )
         counts = np.zeros((clients, len(sizes)), np.int64)
-        for c, holders in enumerate(hand_out(shards(sizes, clients, k, rng), clients, k, rng)):
+        for c, holders in enumerate(class_holders("pathological", sizes, clients, self.classes_per_client, rng)):
             if len(holders):
                 counts[holders, c] = sizes[c] // len(holders)
                 counts[rng.permutation(holders)[: sizes[c] % len(holders)], c] += 1
@@ -314,6 +309,24 @@ def shards(sizes: np.ndarray, clients: int, k: int, rng: np.random.Generator) ->
     for _ in range(clients * k - int(numbers.sum())):
         numbers[np.where(numbers < clients, sizes * jitter / np.maximum(numbers, 1), -1.0).argmax()] += 1
     return numbers
+
+
+def class_holders(
+    partition: str, sizes: np.ndarray, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """The clients that hold each class, where every client holds so many classes.
+
+    Args:
+        partition: The partition's name, for the message of an error.
+        sizes: The number of samples of each class.
+        clients: The number of clients.
+        classes_per_client: How many classes a client holds.
+        rng: The stream to draw from.
+    """
+    k = classes_per_client
+    if k > len(sizes):
+        raise ProtofedError(f"partition '{partition}': classes_per_client={k}, but the data has {len(sizes)} classes")
+    return hand_out(shards(sizes, clients, k, rng), clients, k, rng)
 
 
 def hand_out(numbers: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> list[list[int]]:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..errors import ProtofedError
-from .partitions import Partition, dirichlet, hand_out, register, require, shards
+from .partitions import Partition, class_holders, dirichlet, register, require
 from .rows import apportion, distribute, ranked
 
 
@@ -83,13 +83,8 @@ class ExtendedDirichlet(Partition):
         self, labels: np.ndarray, clients: int, rng: np.random.Generator, groups: np.ndarray | None
     ) -> list[np.ndarray]:
         ranks, sizes = ranked(labels)
-        k = self.classes_per_client
-        if k > len(sizes):
-            raise ProtofedError(
-                f"partition 'extended-dirichlet': classes_per_client={k}, but the data has {len(sizes)} classes"
-            )
         counts = np.zeros((clients, len(sizes)), np.int64)
-        for c, holders in enumerate(hand_out(shards(sizes, clients, k, rng), clients, k, rng)):
+        for c, holders in enumerate(class_holders("extended-dirichlet", sizes, clients, self.classes_per_client, rng)):
             spare = sizes[c] - len(holders)
             if spare < 0:
                 raise ProtofedError(
