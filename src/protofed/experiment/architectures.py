@@ -15,6 +15,7 @@ from ..grammar import parse_choice
 from ..models import Bert, ModelSpec, Projected
 from ..models.decomposed import Halved
 from ..models.frozen import Frozen
+from ..models.guided import GuidedSpec
 from ..models.published import rescaled
 
 if TYPE_CHECKING:
@@ -123,6 +124,9 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
     halves = settings.method.predict.halves
     if halves is not None:
         specs = [Halved(spec, halves) for spec in specs]
+    common = settings.method.predict.common
+    if common is not None:
+        specs = [GuidedSpec(spec, *common) for spec in specs]
     cached = tuple(spec for spec in frozen if spec.cached)
     return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim, cached)
 

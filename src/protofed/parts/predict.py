@@ -33,6 +33,7 @@ class Predict:
     trains_head: bool = True
     tuning: int = 0  # epochs a client trains what it was sent on its own data first; they change no state
     space: Literal["own", "consensus"] = "own"  # of the embedding: the model's own, or FedPAGR's projection head
+    common: tuple[int, float] | None = None
     halves: float | None = None  # the model is a sum σ + ψ, as FedMatch has it, with ψ starting as so much of σ
 
     def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
