@@ -490,7 +490,7 @@ class Federation:
         Clients of such a method would compute their prototypes for it alone, by a pass of all clients over their training
         samples, and do so after the last rounds, whose figures are the run's.
         """
-        if self.score_prototypes == "always" or self.method.predict.by == "prototype":
+        if self.score_prototypes == "always" or self.method.predict.by != "head":
             return True
         return self.exchange.prototypes or self.exchange.keeps_model
 
@@ -533,12 +533,14 @@ class Receipt:
 
 
 def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
-    """The predictions that are scored: by head, unless no head is trained; by prototype, unless nobody ever has one."""
-    prototypes_sent = method.exchange.prototypes or method.predict.by == "prototype"
+    """The predictions that are scored: by head, unless no head is trained; by prototype, unless nobody ever has one; and by
+    both, where the method mixes them."""
+    prototypes_sent = method.exchange.prototypes or method.predict.by != "head"
     prototypes = prototypes_sent or any(len(c.labelled) for c in data.clients)
+    mixes = method.predict.by == "mix"
     return tuple(
         prediction
-        for prediction, possible in zip(PREDICTIONS, (method.predict.trains_head, prototypes), strict=True)
+        for prediction, possible in zip(PREDICTIONS, (method.predict.trains_head, prototypes, mixes), strict=True)
         if possible
     )
 

@@ -3,7 +3,7 @@
 from .compression import BFloat16, Changed, Float16, Quantise, TopK
 from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
 from .filters import Clip, Filter
-from .predict import Head, Helpers, Nearest, Predict
+from .predict import Head, Helpers, Mix, Nearest, Predict
 from .received import Received, bank_of
 from .reduce import Each, Mean, Personal, Reduce, Reduced, Running, Upload, weighted_average
 from .robust import Bounded, GeometricMedian, Krum, Median, MultiKrum, Robust, Trimmed
@@ -32,6 +32,7 @@ __all__ = [
     "Krum",
     "Mean",
     "Median",
+    "Mix",
     "Momentum",
     "MultiKrum",
     "Nearest",
