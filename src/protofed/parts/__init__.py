@@ -9,6 +9,7 @@ from .reduce import Each, Mean, Personal, Reduce, Reduced, Running, Upload, weig
 from .robust import Bounded, GeometricMedian, Krum, Median, MultiKrum, Robust, Trimmed
 from .server_steps import Forget, Momentum, Refine, ServerRound, ServerStep, Sphere, ages
 from .terms import CE, Align, Contrast, Peers, Proximal, Proxy, Spread, Term, terms_of
+from .unlabelled import Ignored, NearestLabels, UnlabelledSamples, Unsupervised
 
 __all__ = [
     "CE",
@@ -29,6 +30,7 @@ __all__ = [
     "GeometricMedian",
     "Head",
     "Helpers",
+    "Ignored",
     "Krum",
     "Mean",
     "Median",
@@ -36,6 +38,7 @@ __all__ = [
     "Momentum",
     "MultiKrum",
     "Nearest",
+    "NearestLabels",
     "Paired",
     "Peers",
     "Personal",
@@ -58,6 +61,8 @@ __all__ = [
     "TopK",
     "Trimmed",
     "Unlabelled",
+    "UnlabelledSamples",
+    "Unsupervised",
     "Upload",
     "View",
     "ages",
