@@ -3,6 +3,7 @@
 Digits, 10 clients of about 5 classes with 10 samples each, every client tested on all classes that are there. Class 3
 appears in round 11, and class 7 vanishes in round 21; a second run of each has both at all times. The confusions of each
 client and round give the accuracy of the new class, of the others, and the share taken for the class that is gone.
+Further arguments name the variants to measure again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def figures(record: Any, kind: str, holders: Sequence[bool]) -> dict[str, float 
         rest = ~new & ~gone
         right["rest"].append(float(count[rest & (predicted == true)].sum() / count[rest].sum()))
         right["gone"].append(float(count[~gone & (predicted == GONE)].sum() / count[~gone].sum()))
-    return {name: statistics.fmean(values) if values else None for name, values in right.items()}
+    return {name: round(statistics.fmean(values), 5) if values else None for name, values in right.items()}
 
 
 def measured(method: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -117,22 +118,20 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(blocks)
 
 
-def main(out: Path) -> None:
-    found: dict[str, Any] = {}
-    for name, (method, options) in VARIANTS.items():
+def main(out: Path, names: Sequence[str]) -> None:
+    described = {"new": NEW, "gone": GONE, "appears": APPEARS, "vanishes": VANISHES, "seeds": SEEDS, "settings": COMMON}
+    found: dict[str, Any] = json.loads(out.read_text())["variants"] if names and out.is_file() else {}
+    for name in names or VARIANTS:
+        method, options = VARIANTS[name]
         found[name] = {
             "changed": [measured(method, {**options, **CHANGES}, seed) for seed in SEEDS],
             "whole": [measured(method, options, seed) for seed in SEEDS],
         }
         print(name, cell(found[name]["changed"], "prototype", "new_holders", (APPEARS, VANISHES - 1)), flush=True)
-    described = {"new": NEW, "gone": GONE, "appears": APPEARS, "vanishes": VANISHES, "seeds": SEEDS, "settings": COMMON}
-    write_atomically(out, (json.dumps({**described, "variants": found}, default=_short) + "\n").encode())
-    write_atomically(out.with_suffix(".md"), table(found).encode())
-
-
-def _short(value: Any) -> Any:
-    return list(value)
+        found = {name: found[name] for name in VARIANTS if name in found}
+        write_atomically(out, (json.dumps({**described, "variants": found}) + "\n").encode())
+        write_atomically(out.with_suffix(".md"), table(found).encode())
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
