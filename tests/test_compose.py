@@ -86,6 +86,33 @@ def test_a_paper_written_as_a_composition_is_the_paper_bit_by_bit(name, engine, 
         assert weights.keys() == others.keys() and all(torch.equal(weights[n], others[n]) for n in weights)
 
 
+@pytest.mark.parametrize("engine", slow_but("loop", ENGINES))
+@pytest.mark.parametrize(
+    "changes", [{}, {"mix": 2.0, "consistency": 0.3}, {"returned_classes": "all", "normalise": False}]
+)
+def test_fedsap_with_unlabelled_samples_is_a_composition_too(changes, engine, tmp_path):
+    semi = {"labels": "client", "labels_per_class": 4, "shot": 13, "lr": 0.05}
+    part = {"after": 2, "weight": 1.0, **{k: v for k, v in changes.items() if k != "consistency"}}
+    part["weight"] = changes.get("consistency", 1.0)
+    text = "nearest?" + "&".join(f"{k}={json.dumps(v) if not isinstance(v, str) else v}" for k, v in part.items())
+    given = {"loss": ["ce", f"align?{RAMP}", "proxy"], "reduce": "mean?by=holders", "unlabelled_samples": text}
+    own = {**PAIRS["fedsap"][0], "supervised_rounds": 2, **changes}
+    first = pf.run("fedsap", out=tmp_path / "own", **small(engine=engine, **semi, **own))
+    second = pf.run("compose", out=tmp_path / "composed", **small(engine=engine, **semi, **given))
+    assert rows(first) == rows(second) and first.summary["per_client"] == second.summary["per_client"]
+    terms, others = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("own", "composed")
+    )
+    assert [r["terms"] for r in terms] == [r["terms"] for r in others] and terms[-1]["terms"]["consistency"] != 0
+    assert [r.get("measures") for r in terms] == [r.get("measures") for r in others]
+    assert "acceptance" in terms[-1]["measures"]
+    assert [r["up"] for r in terms] == [r["up"] for r in others]
+    for k in range(SMALL["clients"]):
+        weights, others = (r.model(k).state_dict() for r in (first, second))
+        assert all(torch.equal(weights[n], others[n]) for n in weights)
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_composition_survives_its_settings_file(name):
     made = methods.get("compose", **PAIRS[name][1])
@@ -108,6 +135,10 @@ def test_a_composition_survives_its_settings_file(name):
         ({"after": "momentum?share=1"}, "share must be from 0 to below 1"),
         ({"after": "forget?after=0"}, "after must be 1 or more"),
         ({"predict": "nearest"}, "unknown prediction 'nearest'"),
+        ({"reduce": "personal", "unlabelled_samples": "nearest"}, "each client has its own"),
+        ({"unlabelled_samples": "nearest?after=0"}, "after must be 1 or more"),
+        ({"unlabelled_samples": "nearest?mix=-1"}, "mix must be 0 or more"),
+        ({"unlabelled_samples": "nearest?margin_quantile=2"}, "margin_quantile must be from 0 to 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(given, reason):

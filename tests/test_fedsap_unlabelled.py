@@ -13,9 +13,10 @@ import protofed as pf
 from protofed import PrototypeBank
 from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
-from protofed.methods.fedsap import FedSAP, nearest
+from protofed.methods.fedsap import FedSAP
 from protofed.models.base import Output
 from protofed.parts import Batch, Received
+from protofed.parts.unlabelled import nearest
 from protofed.wire import Bundle
 from support.small import SMALL, blobs
 
@@ -57,7 +58,7 @@ def test_nearest_equals_a_loop():
 
 def test_a_sample_is_accepted_when_its_margin_is_large_and_its_prototype_near():
     found, method = nearest(embeddings(200), bank()), FedSAP()
-    accepted, score = method.acceptance(found, holding(bank(), 0.3, 0.5))
+    accepted, score = method.unlabelled.acceptance(found, holding(bank(), 0.3, 0.5))
     kinds = set()
     for k in range(200):
         clear, near = float(found.margin[k]) > 0.3, float(found.distance[k]) < 0.5
@@ -67,7 +68,7 @@ def test_a_sample_is_accepted_when_its_margin_is_large_and_its_prototype_near():
             min(float(found.margin[k]) - 0.3, 0.5 - float(found.distance[k])), abs=1e-6
         )
     assert len(kinds) == 4, "each of the two conditions decides for some samples"
-    nothing, _ = method.acceptance(found, holding(bank()))
+    nothing, _ = method.unlabelled.acceptance(found, holding(bank()))
     assert not nothing.any(), "without thresholds no label is taken"
 
 
@@ -75,7 +76,7 @@ def test_a_bank_of_one_class_has_an_endless_margin_and_distance_decides():
     alone = bank(known=(1.0, 0, 0, 0))
     found = nearest(embeddings(50), alone)
     assert found.label.unique().tolist() == [0] and torch.isinf(found.margin).all()
-    accepted, score = FedSAP().acceptance(found, holding(alone, 0.3, 0.8))
+    accepted, score = FedSAP().unlabelled.acceptance(found, holding(alone, 0.3, 0.8))
     assert accepted.tolist() == [float(d < 0.8) for d in found.distance] and 0 < accepted.sum() < 50
     assert torch.isfinite(score).all()
 
@@ -144,7 +145,7 @@ def test_mixed_prototypes_by_hand(returned_classes, normalise):
     method = FedSAP(supervised_rounds=3, mix=0.5, returned_classes=returned_classes, normalise=normalise)
     made = method.returned(trained, received, 4).bank
     found = nearest(trained.unlabelled("weak").embedding, bank())
-    accepted, _ = method.acceptance(found, received)
+    accepted, _ = method.unlabelled.acceptance(found, received)
     (z, _), batch = trained.outputs()
     mixed_in = without_labels = 0
     for c in range(C):
@@ -341,5 +342,5 @@ def test_pseudo_labels_of_own_classes_are_of_own_classes():
     method = FedSAP(supervised_rounds=1, pseudo_labels="own")
     received = holding(bank(), 0.0, 2.0)
     received.memory.tensors["classes"] = torch.tensor([1.0, 0.0, 0.0, 1.0])
-    known = method.candidates(bank(), received).known.tolist()
+    known = method.unlabelled.candidates(bank(), received).known.tolist()
     assert known == [k and own for k, own in zip(bank().known.tolist(), [True, False, False, True], strict=True)]

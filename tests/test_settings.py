@@ -207,7 +207,8 @@ ORDER = """rounds clients participation choice new_clients seed epochs batch opt
 nesterov lr_schedule smoothing clip keep_optimiser shared_optimiser gradients precision
 initial models assignment capability projection
 dim projection_dropout train features test test_share scope validation_share labels labels_per_class server_labels
-server_label_noise unlabelled_limit unlabelled open_share shift unseen attack filters privacy guard secure control
+server_label_noise unlabelled_limit unlabelled open_share shift unseen
+classes_appear classes_vanish attack filters privacy guard secure control
 augmentation flip crop randaugment randaugment_scale randaugment_pool cutout start_from track silhouette
 score_prototypes embedding_measures snapshots evaluate_every candidates ensemble checkpoint_every keep_models device
 engine inner layout convolution workers threads"""

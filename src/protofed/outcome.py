@@ -68,6 +68,12 @@ class Result:
         value = self.summary["last_five"].get("accuracy_prototype")
         return None if value is None else float(value)
 
+    @property
+    def accuracy_mix(self) -> float | None:
+        """The accuracy by head and prototypes together; None for a method that does not mix them."""
+        value = self.summary["last_five"].get("accuracy_mix")
+        return None if value is None else float(value)
+
     @cached_property
     def _classifiers(self) -> Classifiers:
         """The classifiers of the clients: those that the run folder holds, or else made again."""
@@ -111,7 +117,8 @@ class Result:
             x: The samples, as they are before scaling: an array or a tensor `[n, ...]`, or where the data was a table, a
                 frame or a file with the same columns.
             client: Its name or number; it may be left out where there is one client only.
-            by: `"head"`, `"prototype"`, or `"ensemble"`, the mean of both probabilities; None is as the method's paper
+            by: `"head"`, `"prototype"`, `"ensemble"`, the mean of both probabilities, or `"mix"`, both in the shares that
+                the client has chosen, where the method mixes them; None is as the method's paper
                 predicts.
 
         Returns:
@@ -188,7 +195,7 @@ class Result:
         folder = f", folder={str(self.folder)!r}" if self.folder else ""
         if self.failure:
             return f"Result({self.settings.method.name}: failed, {self.failure}{folder})"
-        accuracies = {"head": self.accuracy_head, "prototype": self.accuracy_prototype}
+        accuracies = {"head": self.accuracy_head, "prototype": self.accuracy_prototype, "mix": self.accuracy_mix}
         text = ", ".join(f"{kind} {value:.2%}" for kind, value in accuracies.items() if value is not None)
         return f"Result({self.settings.method.name}: {text}{folder})"
 

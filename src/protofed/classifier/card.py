@@ -41,6 +41,7 @@ print([classes[k] for k in {deciding}.argmax(-1)], unlike)
 }
 
 
+DECIDING = {"head": "logits", "prototype": "scores", "mix": "mix"}
 NAMES = {"accuracy": "accuracy", "balanced": "balanced accuracy", "auroc": "AUROC", "ece": "calibration error"}
 
 
@@ -149,10 +150,11 @@ def card(
         "",
     ]
     if format != "safetensors":
+        mix = " `mix` are the logarithms of the probabilities by both." if classifier.design.predict.by == "mix" else ""
         lines[-1:] = [
             "",
             "Outputs: `logits` of the head, `embedding`, `scores` of the prototypes (the highest wins), `distances` to each",
-            "class's prototype (infinite without one), and `unlike`, whether a sample is unlike anything known.",
+            f"class's prototype (infinite without one), and `unlike`, whether a sample is unlike anything known.{mix}",
             "",
         ]
     return "\n".join(lines)
@@ -188,5 +190,5 @@ def _snippet(classifier: Classifier, file: Path, format: str) -> str:
         classes=list(classifier.classes),
         numpy="np.int64" if tokens else "np.float32",
         torch="int64" if tokens else "float32",
-        deciding="logits" if classifier.design.predict.by == "head" else "scores",
+        deciding=DECIDING[classifier.design.predict.by],
     )

@@ -20,9 +20,10 @@ from ..data.samples import as_samples
 from ..errors import ProtofedError, unknown
 from ..models.frozen import values_of
 from ..models.skeleton import EVAL_BATCH
+from ..parts import Mix
 from .design import Design, Learnt, network_of
 
-By = Literal["head", "prototype", "ensemble"]
+By = Literal["head", "prototype", "ensemble", "mix"]
 SHARE = 0.99  # of new samples of a class that are expected within its radius
 
 
@@ -39,6 +40,17 @@ class Outputs(NamedTuple):
     scores: Tensor
     distances: Tensor
     unlike: Tensor
+
+
+class MixedOutputs(NamedTuple):
+    """The outputs where the method mixes head and prototypes: `mix [n, C]` are the logarithms of their probabilities."""
+
+    logits: Tensor
+    embedding: Tensor
+    scores: Tensor
+    distances: Tensor
+    unlike: Tensor
+    mix: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +110,8 @@ class Classifier(nn.Module):
     radii: Tensor
     mean: Tensor | None
     std: Tensor | None
+    share: Tensor | None
+    trained_classes: Tensor | None
 
     def __init__(self, design: Design, learnt: Learnt, source: str = "classifier") -> None:
         """
@@ -116,6 +130,8 @@ class Classifier(nn.Module):
         shape = (-1, *[1] * (len(design.sample_shape) - 1))
         for name in ("mean", "std"):
             self.register_buffer(name, tensors[name].reshape(shape).clone() if name in tensors else None)
+        self.register_buffer("share", tensors["share"].clone() if "share" in tensors else None)
+        self.register_buffer("trained_classes", tensors["trained"].clone() if "trained" in tensors else None)
         self.eval()
 
     def learnt(self) -> Learnt:
@@ -124,7 +140,8 @@ class Classifier(nn.Module):
         mean, std = (None if value is None else value.flatten() for value in scaling)
         values, added = dict(values_of(self.network)), self.classes[len(self.design.classes) :]
         weights, body = ({n: v for n, v in values.items() if (n in self.trained) == own} for own in (True, False))
-        return Learnt(self.name, self.model, weights, body, bank, self.candidates, self.radii, mean, std, added)
+        scales, mixing = (mean, std), (self.share, self.trained_classes)
+        return Learnt(self.name, self.model, weights, body, bank, self.candidates, self.radii, *scales, added, *mixing)
 
     @property
     def bank(self) -> PrototypeBank:
@@ -136,7 +153,7 @@ class Classifier(nn.Module):
         """Whether there is any prototype to choose."""
         return bool(self.bank.known.any())
 
-    def forward(self, x: Tensor) -> Outputs:
+    def forward(self, x: Tensor) -> Outputs | MixedOutputs:
         """Logits, embedding, scores and distances of raw samples.
 
         Args:
@@ -150,13 +167,17 @@ class Classifier(nn.Module):
         output = self.network(x)
         return self.compared(output.embedding, output.logits)
 
-    def compared(self, z: Tensor, logits: Tensor) -> Outputs:
+    def compared(self, z: Tensor, logits: Tensor) -> Outputs | MixedOutputs:
         """The outputs of embeddings and logits: what comparing them with the prototypes adds."""
         bank, predict = self.bank, self.design.predict
         distances = predict.distances(z, bank)
         distances = distances.amin(0) if distances.ndim > 2 else distances
         nearest, which = distances.min(-1)
-        return Outputs(logits, z, predict.scores(z, bank), distances, nearest > self.radii[which])
+        outputs = Outputs(logits, z, predict.scores(z, bank), distances, nearest > self.radii[which])
+        if not isinstance(predict, Mix) or self.share is None or self.trained_classes is None:
+            return outputs
+        padded = nn.functional.pad(logits, (0, len(self.classes) - logits.shape[-1]), value=float("-inf"))
+        return MixedOutputs(*outputs, predict.mixed(padded, outputs.scores, self.trained_classes, self.share))
 
     def inputs(self, x: Any) -> Tensor:
         """Samples in any form that `predict` takes, as `forward` and an exported file take them.
@@ -173,14 +194,14 @@ class Classifier(nn.Module):
             x = self.design.columns.encode(x)
         return as_samples(x, self.design.sample_shape, self.design.tokens, f"{self.name}'s classifier")
 
-    def outputs(self, x: Any) -> Outputs:
+    def outputs(self, x: Any) -> Outputs | MixedOutputs:
         """The outputs of samples in any form that `predict` takes, in pieces and without gradient."""
         samples = self.inputs(x)
         self.eval()
         device = self.means.device
         with torch.no_grad():
             parts = [self(piece.to(device)) for piece in samples.split(EVAL_BATCH)]
-        return Outputs(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        return type(parts[0])(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
     def predict(self, x: Any, by: By | None = None) -> Predictions:
         """Classify samples.
@@ -188,8 +209,8 @@ class Classifier(nn.Module):
         Args:
             x: The samples, as they are before scaling: an array or a tensor `[n, *sample_shape]`; 8-bit images too, and
                 where it was trained on a table, a frame or a file with the same columns.
-            by: `"head"`, `"prototype"`, or `"ensemble"`, the mean of both probabilities; None is as the method's paper
-                predicts.
+            by: `"head"`, `"prototype"`, `"ensemble"`, the mean of both probabilities, or `"mix"`, both in the shares that
+                the client has chosen, where the method mixes them; None is as the method's paper predicts.
 
         Returns:
             The classes with their names, probabilities, distances to prototypes, and which samples are unlike anything
@@ -201,6 +222,8 @@ class Classifier(nn.Module):
         out = self.outputs(x)
         if by == "head":
             p, deciding = self._by_head(out), out.logits
+        elif by == "mix" and isinstance(out, MixedOutputs):
+            p, deciding = out.mix.exp(), out.mix
         else:
             p, deciding = out.scores.softmax(-1), out.scores
         if by == "ensemble":
@@ -215,17 +238,21 @@ class Classifier(nn.Module):
         chosen: By = predict.by if by is None else by
         if chosen not in get_args(By):
             raise unknown("prediction", str(chosen), get_args(By))
+        if chosen == "mix":
+            if self.share is None:
+                raise ProtofedError(f"by=mix: {self.design.method} does not mix head and prototypes; use by=ensemble")
+            return chosen
         if chosen != "prototype" and not predict.trains_head:
             raise ProtofedError(f"by={chosen}: {self.design.method} trains no head; use by=prototype")
         if chosen != "head" and not self.has_prototypes:
             raise ProtofedError(f"by={chosen}: {self.name} has no prototypes ({self.design.method}); use by=head")
         return chosen
 
-    def _by_head(self, out: Outputs) -> Tensor:
+    def _by_head(self, out: Outputs | MixedOutputs) -> Tensor:
         """The head's probabilities, 0 for classes that it does not have."""
         return nn.functional.pad(out.logits.softmax(-1), (0, len(self.classes) - out.logits.shape[-1]))
 
-    def _scaled_head(self, out: Outputs, p: Tensor) -> Tensor:
+    def _scaled_head(self, out: Outputs | MixedOutputs, p: Tensor) -> Tensor:
         """The head's probabilities with those that the prototypes give to classes which the head does not have."""
         new = torch.arange(p.shape[-1], device=p.device) >= out.logits.shape[-1]
         added = torch.where(new, p, torch.zeros_like(p))
@@ -260,9 +287,11 @@ class Classifier(nn.Module):
             new.means = nn.functional.pad(self.means, (0, 0, 0, 1))
             new.counts, new.candidates = (nn.functional.pad(t, (0, 1)) for t in (self.counts, self.candidates))
             new.radii = nn.functional.pad(self.radii, (0, 1), value=float("inf"))
+            if self.trained_classes is not None:
+                new.trained_classes = nn.functional.pad(self.trained_classes, (0, 1))
         new.means[..., place, :], new.counts[..., place] = z.mean(0), float(len(z))
         new.candidates[place] = True
-        own = new.compared(z, z).distances[:, place].max()
+        own = new.compared(z, z.new_zeros(len(z), len(self.design.classes))).distances[:, place].max()
         others = self.radii[self.candidates & self.radii.isfinite()]
         new.radii[place] = torch.maximum(own, others.median()) if len(others) else float("inf")
         return new

@@ -18,10 +18,10 @@ from ..models.frozen import Frozen, values_of
 from ..models.projection import Projected
 from ..models.published import Rescaled, unpublished
 from ..models.skeleton import Skeleton
-from ..parts import Head, Helpers, Nearest, Predict
+from ..parts import Head, Helpers, Mix, Nearest, Predict
 from ..registry import as_options, coerce
 
-PREDICTIONS: dict[str, type[Predict]] = {"head": Head, "nearest": Nearest, "helpers": Helpers}
+PREDICTIONS: dict[str, type[Predict]] = {"head": Head, "nearest": Nearest, "helpers": Helpers, "mix": Mix}
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,8 @@ class Learnt:
         mean: What is subtracted of a sample, one number a channel or feature; None without scaling.
         std: What it is divided by then.
         added: The names of classes that were added after training, which the head does not have.
+        share: The head's share in a mixed prediction; None where the method does not mix.
+        trained: `[C]`, the classes that the head was trained on then.
     """
 
     name: str
@@ -113,11 +115,14 @@ class Learnt:
     mean: Tensor | None = None
     std: Tensor | None = None
     added: tuple[str, ...] = ()
+    share: Tensor | None = None
+    trained: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything but the network, by name."""
         found = {"means": self.bank.means, "counts": self.bank.counts, "candidates": self.candidates}
         found |= {"radii": self.radii, "mean": self.mean, "std": self.std}  # type: ignore[dict-item]
+        found |= {"share": self.share, "trained": self.trained}  # type: ignore[dict-item]
         return {name: value.detach().cpu().contiguous() for name, value in found.items() if value is not None}
 
     @classmethod
@@ -133,7 +138,8 @@ class Learnt:
         """The inverse of `tensors`."""
         bank = PrototypeBank(tensors["means"], tensors["counts"])
         scaling = tensors.get("mean"), tensors.get("std")
-        return cls(name, model, weights, body, bank, tensors["candidates"], tensors["radii"], *scaling, added)
+        mixing = tensors.get("share"), tensors.get("trained")
+        return cls(name, model, weights, body, bank, tensors["candidates"], tensors["radii"], *scaling, added, *mixing)
 
 
 @dataclass(frozen=True)

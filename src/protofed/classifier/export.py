@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .. import disk
 from ..errors import ProtofedError, unknown
-from .core import Classifier, Outputs
+from .core import Classifier, MixedOutputs, Outputs
 from .store import load, save
 
 TOLERANCE = 1e-5  # of an exported file's outputs, beside 1 and relative to larger ones
@@ -79,10 +79,10 @@ def _batch(x: Tensor, size: int) -> Tensor:
     return x[torch.arange(size) % len(x)]
 
 
-def _difference(theirs: Any, ours: Outputs) -> float:
+def _difference(theirs: Any, ours: Outputs | MixedOutputs) -> float:
     """The largest difference, beside 1 and relative to larger numbers; a flag or an infinity that differs is infinite."""
     worst = 0.0
-    for name, a, b in zip(Outputs._fields, theirs, ours, strict=True):
+    for name, a, b in zip(ours._fields, theirs, ours, strict=True):
         one, other = np.asarray(a, np.float64), b.numpy().astype(np.float64)
         if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):
             return float("inf")
@@ -118,7 +118,8 @@ class Named(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """The outputs of raw samples, by name."""
-        return self.classifier(x)._asdict()
+        outputs: Outputs | MixedOutputs = self.classifier(x)
+        return outputs._asdict()
 
 
 def _program(classifier: Classifier, x: Tensor, format: str) -> torch.export.ExportedProgram:
@@ -156,8 +157,8 @@ def _write_onnx(classifier: Classifier, x: Tensor, file: Path) -> None:
         assert made is not None
         graph = made.model.graph
         for value in (value for node in graph for value in node.outputs):
-            value.name = f"{value.name}_" if value.name in Outputs._fields else value.name
-        for name, value in zip(Outputs._fields, graph.outputs, strict=True):
+            value.name = f"{value.name}_" if value.name in MixedOutputs._fields else value.name
+        for name, value in zip(MixedOutputs._fields, graph.outputs, strict=False):  # most methods have no `mix`
             value.name = name
         proto = made.model_proto
     except Exception as error:  # an operation that ONNX does not have
@@ -178,7 +179,7 @@ def _read_onnx(file: Path) -> Callable[[Tensor], Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return lambda x: session.run(list(Outputs._fields), {"x": x.numpy()})
+    return lambda x: session.run(None, {"x": x.numpy()})
 
 
 FORMATS: dict[str, tuple[Callable[[Classifier, Tensor, Path], None], Callable[[Path], Callable[[Tensor], Any]]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,12 +11,12 @@ from torch import Tensor
 from ..bank import PrototypeBank
 from ..data.types import FederatedData
 from ..federation.engine import Downloads, PlainEngine
-from ..federation.judge import Evaluation
+from ..federation.judge import Evaluation, Mixture
 from ..federation.mixed import MixedEngine
 from ..federation.visits import PlainVisit
 from ..methods.base import Method
 from ..models.base import ModelSpec
-from ..parts import Predict
+from ..parts import Mix, Predict
 from .core import radii_of
 from .design import Design, Learnt, Whole
 
@@ -72,7 +73,11 @@ def gather(
         allowed = classes if candidates == "own" else torch.ones_like(classes)
         radii = _radii(visit, predict, bank.restricted(allowed))
         name, scaling = data.name_of(visit.client), data.scaling(visit.client)
-        yield visit.client, Learnt(name, whole.model, weights, whole.body, bank, allowed, radii, *scaling)
+        learnt = Learnt(name, whole.model, weights, whole.body, bank, allowed, radii, *scaling)
+        if isinstance(predict, Mix):
+            mixture = Mixture.of(visit, predict, visit.model.data, bank.restricted(allowed))
+            learnt = replace(learnt, share=torch.tensor(mixture.share), trained=mixture.trained)
+        yield visit.client, learnt
 
 
 def _radii(visit: PlainVisit, predict: Predict, bank: PrototypeBank) -> Tensor:

@@ -27,6 +27,7 @@ class By(str, Enum):
 
     head = "head"
     prototype = "prototype"
+    mix = "mix"
 
 
 class Projected(str, Enum):

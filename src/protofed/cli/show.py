@@ -36,7 +36,7 @@ def methods() -> None:
 
 def parts() -> None:
     """List the parts of which `compose` makes a method, and those that stand around any method."""
-    from ..parts import Filter, Predict, Reduce, ServerStep, Term
+    from ..parts import Filter, Predict, Reduce, ServerStep, Term, UnlabelledSamples
     from ..parts.attacks import Attack
 
     table = Table("setting", "part", "what it is", "settings")
@@ -45,6 +45,7 @@ def parts() -> None:
         "reduce": Reduce.registry,
         "after": ServerStep.registry,
         "predict": Predict.registry,
+        "unlabelled_samples": UnlabelledSamples.registry,
         "filters": Filter.registry,
         "attack": Attack.registry,
     }

@@ -27,6 +27,7 @@ class By(str, Enum):
     head = "head"
     prototype = "prototype"
     ensemble = "ensemble"
+    mix = "mix"
 
 
 class Format(str, Enum):

@@ -169,6 +169,8 @@ def refuse_simulated(settings: Mapping[str, Any]) -> None:
     reasons = {
         "attack": "attacks are for simulations; a run between sites has none",
         "control": "controls are for simulations; between sites the method itself is run",
+        "classes_appear": "classes come and go by a timetable in simulations; sites have what they have",
+        "classes_vanish": "classes come and go by a timetable in simulations; sites have what they have",
         "new_clients": "clients are held out in simulations; a site that joins later is added to the project",
     }
     for key, reason in reasons.items():

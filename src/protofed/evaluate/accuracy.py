@@ -15,8 +15,11 @@ from .embedding import Drawn, Pool
 from .probabilities import auroc, calibration_error, log_odds, probabilities
 
 ScoreFunction = Callable[[Tensor, PrototypeBank], Tensor]
+MixFunction = Callable[[Tensor, Tensor], Tensor]
 QUALITIES = ("balanced", "auroc", "ece")
 """Measures of a client's predictions beside accuracy: balanced accuracy, AUROC and calibration error."""
+SHARE = "mix_share"
+"""The measure that says how much the head counts in a client's prediction by head and prototypes together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class Snapshot:
 class Scores:
     """One client's predictions.
 
-    `votes` are its class probabilities on the shared test set, by head and by prototype. `silhouette` and `snapshot`
+    `votes` are its class probabilities on the shared test set, by each of its predictions. `silhouette` and `snapshot`
     describe its embedding space, `pool` and `drawn` have embeddings for measures of all clients together: `pool` for
     retrieval, `drawn` for the silhouette, to which each client gives another part of its samples. `measures` has further
     numbers by name (`auroc_head`), where an evaluation asks for them.
@@ -53,6 +56,7 @@ class Scores:
     measures: Mapping[str, float] = field(default_factory=dict, compare=False)
     pool: Pool | None = field(default=None, compare=False)
     drawn: Drawn | None = field(default=None, compare=False)
+    by_mix: Confusion | None = None  # None where the method does not mix head and prototypes
 
     @property
     def head(self) -> int:
@@ -79,6 +83,11 @@ class Scores:
         """The share of right predictions by prototype."""
         return self.prototype / self.samples
 
+    @property
+    def accuracy_mix(self) -> float:
+        """The share of right predictions by head and prototypes together."""
+        return 0.0 if self.by_mix is None else self.by_mix.correct / self.samples
+
     def value(self, name: str) -> float | None:
         """An accuracy or another measure by its name; None where the client does not have it."""
         return float(getattr(self, name)) if name.startswith("accuracy_") else self.measures.get(name)
@@ -91,6 +100,7 @@ def score_client(
     bank: PrototypeBank | None,
     prototype_scores: ScoreFunction,
     qualities: bool = False,
+    mixed: MixFunction | None = None,
 ) -> Scores:
     """Score one client.
 
@@ -101,14 +111,17 @@ def score_client(
         bank: The prototypes, which choose among the classes that the bank knows; none where only the head is scored.
         prototype_scores: The scores of embeddings by a bank; the largest score wins.
         qualities: Whether the measures of `QUALITIES` are taken too.
+        mixed: The scores by head and prototypes together, of embeddings and logits, where the method mixes them.
 
     Returns:
-        The confusions by head and by prototype; none by prototype where the bank knows no class.
+        The confusions by each prediction; none by prototype where the bank knows no class.
     """
     labels = y.cpu()
     scores = {"head": logits}
     if bank is not None and bool(bank.known.any()):
         scores["prototype"] = prototype_scores(z, bank)
+    if mixed is not None:
+        scores["mix"] = mixed(z, logits)
     confusions = {name: Confusion.of(labels, value.argmax(-1).cpu()) for name, value in scores.items()}
     measures: dict[str, float] = {}
     if qualities:
@@ -120,10 +133,16 @@ def score_client(
             measures[f"balanced_{name}"] = confusions[name].balanced_accuracy()
             measures |= {} if area is None else {f"auroc_{name}": area}
             measures[f"ece_{name}"] = calibration_error(p, true)
-    return Scores(confusions["head"], confusions.get("prototype"), measures=measures)
+    return Scores(confusions["head"], confusions.get("prototype"), measures=measures, by_mix=confusions.get("mix"))
 
 
-def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: ScoreFunction) -> np.ndarray:
+def vote(
+    z: Tensor,
+    logits: Tensor,
+    bank: PrototypeBank,
+    prototype_scores: ScoreFunction,
+    mixed: MixFunction | None = None,
+) -> np.ndarray:
     """A client's class probabilities on the shared test set. A bank without prototypes gives all classes the same.
 
     Args:
@@ -131,13 +150,15 @@ def vote(z: Tensor, logits: Tensor, bank: PrototypeBank, prototype_scores: Score
         logits: The logits `[n, C]` of the head.
         bank: The prototypes.
         prototype_scores: The scores of embeddings by a bank.
+        mixed: As for `score_client`.
 
     Returns:
-        The probabilities `[2, n, C]`, by head and by prototype.
+        The probabilities `[2, n, C]`, by head and by prototype; `[3, n, C]` with those by both where the method mixes them.
     """
     scores = prototype_scores(z, bank)
     scores = torch.where(bank.known.any(), scores, torch.zeros_like(scores))
-    return torch.stack([logits.softmax(-1), scores.softmax(-1)]).cpu().numpy()
+    single = [logits.softmax(-1), scores.softmax(-1)]
+    return torch.stack([*single, *([] if mixed is None else [mixed(z, logits).exp()])]).cpu().numpy()
 
 
 def ensemble(scores: Iterable[Scores], y: Tensor) -> dict[str, float]:
@@ -148,11 +169,11 @@ def ensemble(scores: Iterable[Scores], y: Tensor) -> dict[str, float]:
         y: The labels of the shared test set.
 
     Returns:
-        The accuracy by head and by prototype, by name.
+        The accuracy by each prediction, by name.
     """
     total = np.zeros(())
     for score in scores:
         assert score.votes is not None
         total = total + score.votes.astype(np.float64)
     right = total.argmax(-1) == y.cpu().numpy()
-    return {f"ensemble_{name}": float(right[k].mean()) for k, name in enumerate(PREDICTIONS)}
+    return {f"ensemble_{name}": float(of_all.mean()) for name, of_all in zip(PREDICTIONS, right, strict=False)}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .accuracy import QUALITIES, Scores
-from .confusion import PREDICTIONS, Confusion, Confusions
+from .accuracy import QUALITIES, SHARE, Scores
+from .confusion import SINGLE, Confusion, Confusions
 from .embedding import EMBEDDING
 
 DECILE = 0.1  # of the clients, those with the lowest accuracies
@@ -30,17 +30,18 @@ class Board(Mapping[int, Scores]):
     by_head: Confusions
     by_prototype: Confusions
     details: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    by_mix: Confusions | None = None  # None where the method does not mix head and prototypes
 
     @classmethod
     def of(cls, scores: Mapping[int, Scores]) -> Board:
         """The board of scores by client."""
         if isinstance(scores, Board):
             return scores
-        by_head, by_prototype = (
-            Confusions.listed([getattr(s, f"by_{k}") for s in scores.values()]) for k in PREDICTIONS
-        )
+        by_head, by_prototype = (Confusions.listed([getattr(s, f"by_{k}") for s in scores.values()]) for k in SINGLE)
         details = {client: found for client, s in scores.items() if (found := _details(s))}
-        return cls(list(scores), by_head, by_prototype, details)
+        mixed = [s.by_mix for s in scores.values()]
+        by_mix = Confusions.listed(mixed) if any(m is not None for m in mixed) else None
+        return cls(list(scores), by_head, by_prototype, details, by_mix)
 
     @classmethod
     def joined(cls, boards: Sequence[Mapping[int, Scores]], clients: Sequence[int]) -> Board:
@@ -48,9 +49,11 @@ class Board(Mapping[int, Scores]):
         parts = [cls.of(board) for board in boards] or [cls.of({})]
         listed = np.array([c for part in parts for c in part.clients], dtype=np.int64)
         order = np.argsort(listed)[np.argsort(np.argsort(np.asarray(clients, dtype=np.int64)))]
-        by_head, by_prototype = (Confusions.joined([p.by(name) for p in parts]).taken(order) for name in PREDICTIONS)
+        by_head, by_prototype = (Confusions.joined([p.by(name) for p in parts]).taken(order) for name in SINGLE)
+        mixed = [p.by_mix for p in parts if p.by_mix is not None]
+        by_mix = Confusions.joined(mixed).taken(order) if mixed else None
         details = {c: value for part in parts for c, value in part.details.items()}
-        return cls(list(clients), by_head, by_prototype, {c: details[c] for c in clients if c in details})
+        return cls(list(clients), by_head, by_prototype, {c: details[c] for c in clients if c in details}, by_mix)
 
     def __getitem__(self, client: int) -> Scores:
         return self._at(self._places[client], client)
@@ -77,7 +80,8 @@ class Board(Mapping[int, Scores]):
         head = self.by_head[place]
         if head is None:
             raise ValueError(f"client {client} has no test samples")
-        return Scores(head, self.by_prototype[place], **self.details.get(client, {}))
+        by_mix = None if self.by_mix is None else self.by_mix[place]
+        return Scores(head, self.by_prototype[place], by_mix=by_mix, **self.details.get(client, {}))
 
     def by(self, prediction: str) -> Confusions:
         """The confusions of all clients by one of the predictions."""
@@ -97,7 +101,7 @@ class Board(Mapping[int, Scores]):
     def without(self, detail: str) -> Board:
         """The same board without one of the details."""
         kept = {c: {k: v for k, v in details.items() if k != detail} for c, details in self.details.items()}
-        return Board(self.clients, self.by_head, self.by_prototype, {c: d for c, d in kept.items() if d})
+        return replace(self, details={c: d for c, d in kept.items() if d})
 
 
 def _details(scores: Scores) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def summarise(
     values: Sequence[float] = (),
     architectures: Sequence[str] = (),
     prediction: str = "head",
-    predictions: Sequence[str] = PREDICTIONS,
+    predictions: Sequence[str] = SINGLE,
 ) -> dict[str, float]:
     """The means of scores over clients.
 
@@ -140,7 +144,7 @@ def summarise(
         if values_of_clients := [m[measure] for m in measures if measure in m]:
             result[measure] = float(np.mean(values_of_clients))
 
-    for measure in EMBEDDING:
+    for measure in (*EMBEDDING, SHARE):
         add_mean(measure)
     for name in predictions:
         confusions = board.by(name)
@@ -163,9 +167,7 @@ def summarise(
     return result
 
 
-def whole_set(
-    scores: Board | Sequence[Scores], y: Tensor, predictions: Sequence[str] = PREDICTIONS
-) -> dict[str, float]:
+def whole_set(scores: Board | Sequence[Scores], y: Tensor, predictions: Sequence[str] = SINGLE) -> dict[str, float]:
     """The accuracy of one model on the whole test set, from what clients that share it did on their own classes.
 
     A client that is tested on the classes it holds sees all test samples of these, so the clients together see every class;

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-PREDICTIONS = ("head", "prototype")
-"""The predictions of a client: by the classifier head, and by the nearest prototype."""
+PREDICTIONS = ("head", "prototype", "mix")
+"""The predictions of a client: by the classifier head, by the nearest prototype, and by both, where a method mixes them."""
+SINGLE = PREDICTIONS[:2]
+"""Those by one of the two alone, which are measured of every method that has them."""
 DENSE = 4  # pairs are counted in a whole table where it has at most so many cells for each sample, and otherwise sorted
 CELLS = 2**21  # the most cells of a table of clients and classes
 

@@ -142,6 +142,10 @@ class WorldSettings:
     unseen: Annotated[
         str, Field(description="a domain or natural group that no client holds, on which all clients are scored")
     ] = ""
+    classes_appear: Annotated[
+        str, Field(description="classes of which nobody has a sample before a round: 3@20 or 3@20,4@20")
+    ] = ""
+    classes_vanish: Annotated[str, Field(description="classes of which nobody has a sample from a round on: 7@30")] = ""
 
 
 @dataclass(frozen=True)

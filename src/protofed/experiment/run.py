@@ -18,6 +18,7 @@ import torch
 from ..classifier.shelf import Classifiers
 from ..data import Dataset, as_dataset, federate
 from ..data.augment import Augmentation, MaskedWindow, RandAugment, augmentation
+from ..data.coming import Timetable
 from ..data.fingerprint import fingerprint
 from ..data.newcomers import held_out
 from ..data.poison import relabelled, triggered
@@ -138,9 +139,43 @@ def _built(settings: Settings) -> tuple[Settings, Federation, EngineInputs]:
     if multiprocessing.parent_process() is None and scale.rank() == 0:
         say(data.remarks)
     settings, inputs, names = engine_inputs(settings, data)
-    engine, chosen = make_engine(inputs, settings.engine)
+    timetable_of(settings, inputs.data).check(inputs.data)
+    first = inputs_at(settings, inputs, 1)
+    engine, chosen = make_engine(first, settings.engine)
     settings = settings.with_engine(chosen)
-    return settings, make_federation(settings, engine, inputs, names), inputs
+    return settings, make_federation(settings, engine, first, names), inputs
+
+
+def timetable_of(settings: Settings, data: FederatedData) -> Timetable:
+    """When classes appear and vanish in a run."""
+    g = settings.general
+    if not g.classes_appear and not g.classes_vanish:
+        return Timetable()
+    if scale.asked_for():
+        raise ProtofedError("classes_appear, classes_vanish: a run over several processes of torchrun keeps its data")
+    return Timetable.of(g.classes_appear, g.classes_vanish, data, g.rounds)
+
+
+def inputs_at(settings: Settings, inputs: EngineInputs, round: int) -> EngineInputs:
+    """What an engine of one round is made of, with the samples of the classes that somebody has in it.
+
+    Args:
+        settings: The settings of the run.
+        inputs: What an engine with the samples of all classes would be made of.
+        round: The round, counted from 1.
+    """
+    table = timetable_of(settings, inputs.data)
+    if not table.absent(round):
+        return inputs
+    return replace(inputs, data=table.at(inputs.data, round), views=tuple(table.at(v, round) for v in inputs.views))
+
+
+def change_classes(settings: Settings, federation: Federation, inputs: EngineInputs, before: int, round: int) -> None:
+    """Give the federation the samples of a round, where classes appeared or vanished since the round that it has."""
+    table = timetable_of(settings, inputs.data)
+    if table.absent(before) != table.absent(round):
+        current = inputs_at(settings, inputs, round)
+        federation.change_data(make_engine(current, settings.engine)[0], current.data)
 
 
 def mechanism_of(settings: Settings) -> Privacy | None:
@@ -479,7 +514,8 @@ def _reopened(path: Path, data: Dataset | None) -> tuple[Settings, Federation, E
     settings, federation, inputs = _built(settings.with_engine(PLAIN))
     _check_data(path, fingerprint(federation.data), about)
     checkpoint.load(federation, path / "checkpoint")
-    return settings, federation, inputs
+    change_classes(settings, federation, inputs, 1, federation.round)
+    return settings, federation, inputs_at(settings, inputs, federation.round)
 
 
 def _remade(path: Path, data: Dataset | None) -> Classifiers:
@@ -560,7 +596,7 @@ def _drive(
     summary: dict[str, Any] | None = None
     try:
         with stop.listening():
-            _run_rounds(settings, federation, path, folder, history, track, watch, until)
+            inputs = _run_rounds(settings, federation, path, folder, history, track, watch, until, inputs)
         summary = summarise(history, settings, federation)
         trained = None if inputs is None else TrainedClients(federation, inputs, federation.engine.export())
         finished = federation.round == federation.rounds
@@ -605,15 +641,23 @@ def _run_rounds(
     track: Tracker | None,
     watch: Watcher | None,
     until: int | None,
-) -> None:
+    inputs: EngineInputs | None,
+) -> EngineInputs | None:
     """Run the rounds. Each is written before the next begins, and a checkpoint refers only to rows that are durable.
 
     A checkpoint is written while the next round trains.
+
+    Returns:
+        What the engine of the last round was made of, where that is known here.
     """
     every = settings.general.checkpoint_every
     pause = federation.rounds if until is None else min(max(until, 0), federation.rounds)
     with nullcontext() if path is None else checkpoint.Checkpoints(path / "checkpoint") as checkpoints:
+        at = 1  # the round whose samples the federation has
         while federation.round < pause:
+            if inputs is not None:
+                change_classes(settings, federation, inputs, at, federation.round + 1)
+                at = federation.round + 1
             record = federation.step()
             if checkpoints is not None:
                 checkpoints.wait()
@@ -640,6 +684,7 @@ def _run_rounds(
                     checkpoints.wait()
                 advice = "nothing was written" if path is None else _resume_advice(path)
                 raise Stopped(f"stopped after round {record.round}; {advice}", 143)
+    return None if inputs is None else inputs_at(settings, inputs, max(federation.round, 1))
 
 
 def _resume_advice(path: Path) -> str:

@@ -327,7 +327,7 @@ class PlainEngine:
         entries: list[tuple[Confusion | None, Confusion | None]] = []
         members: list[Sequence[int]] = []
         detailed: dict[int, Scores] = {}
-        bound = options.detailed
+        bound = options.one_by_one(predict)
         for client in (c for c in clients if c < bound):
             scores = detailed[client] = judge.score(replace(visit, client=client), predict, data, options)
             entries.append((scores.by_head, scores.by_prototype))
@@ -342,7 +342,9 @@ class PlainEngine:
                 members.append([client])
         which = np.repeat(np.arange(len(entries)), [len(family) for family in members])
         by_head, by_prototype = (Confusions.listed([entry[k] for entry in entries]).taken(which) for k in range(2))
-        return Board([c for family in members for c in family], by_head, by_prototype, Board.of(detailed).details)
+        details = Board.of(detailed)
+        named = [c for family in members for c in family]
+        return Board(named, by_head, by_prototype, details.details, details.by_mix)
 
     def _families(self, clients: Sequence[int], options: Evaluation) -> list[list[int]]:
         """Groups of clients with the same test samples and the same classes."""
@@ -410,7 +412,9 @@ class PlainEngine:
                 continue
             received = self.message(downloads, clients[0])
             for family in self._families(clients, options):
-                own = options.detailed > len(self.owner) or not self._shares_tests(family, options)
+                own = options.one_by_one(self.method.predict) > len(self.owner) or not self._shares_tests(
+                    family, options
+                )
                 if options.prototypes and not own:
                     classes = self.data.clients[family[0]].classes
                     own = not candidates.of(received, self._empty_bank, classes)[1]

@@ -18,8 +18,10 @@ from torch import Tensor
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
 from ..evaluate import Confusion, Drawn, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
+from ..evaluate.accuracy import SHARE
 from ..models.base import Output
-from ..parts import Predict
+from ..parts import Mix, Predict
+from ..parts.predict import EVEN
 from ..wire import Bundle
 
 SHAPE_SAMPLES = 300  # the most test samples of a client for silhouette and snapshots
@@ -58,6 +60,10 @@ class Evaluation:
         if self.qualities or self.votes or self.embedding:
             return sys.maxsize
         return max(self.silhouette, self.drawn, SNAPSHOT_CLIENTS if self.snapshot else 0)
+
+    def one_by_one(self, predict: Predict) -> int:
+        """The number of clients that are scored one by one: the detailed ones, and all where each mixes in its own way."""
+        return sys.maxsize if isinstance(predict, Mix) else self.detailed
 
     def pictures(self, client: int) -> bool:
         """Whether a client's scores include embeddings and prototypes."""
@@ -100,7 +106,7 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         options: Which samples are scored, and what is measured beside accuracy.
 
     Returns:
-        Confusions by head and by prototype, with votes, silhouette and snapshot where the options ask for them.
+        Confusions by each prediction, with votes, silhouette and snapshot where the options ask for them.
     """
     client, classes = visit.client, data.clients[visit.client].classes
     pictured, votes = options.pictures(client), options.votes and data.central_test is not None
@@ -110,10 +116,15 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
     candidates = bank if bank is None or options.candidates == "all" else bank.restricted(classes)
     output, y = visit.outputs(options.part), samples_of(data, client, options.part).labels
     scored = candidates if options.prototypes else None
-    scores = score_client(output.embedding, output.logits, y, scored, predict.scores, options.qualities)
+    mixture = None
+    if isinstance(predict, Mix) and candidates is not None:
+        mixture = Mixture.of(visit, predict, data, candidates)
+    scores = score_client(output.embedding, output.logits, y, scored, predict.scores, options.qualities, mixture)
+    if mixture is not None:
+        scores = replace(scores, measures={**scores.measures, SHARE: mixture.share})
     if votes and bank is not None:
-        central = visit.outputs("central")
-        scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores))
+        central, mixes = visit.outputs("central"), None if mixture is None else replace(mixture, bank=bank)
+        scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores, mixes))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
     if client < options.drawn:
@@ -126,6 +137,36 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         silhouette=silhouette(z, y) if client < options.silhouette else None,
         snapshot=Snapshot.of(z, y, bank) if pictured and bank is not None else None,
     )
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A client's own mixture of head and prototypes: the head's share, and the classes that the head was trained on."""
+
+    predict: Mix
+    bank: PrototypeBank
+    trained: Tensor
+    share: float
+
+    @classmethod
+    def of(cls, visit: Visit, predict: Mix, data: FederatedData, bank: PrototypeBank) -> Mixture:
+        """The mixture of a client that chooses among the classes of a bank.
+
+        A model that clients share was trained on all classes, and a private one on the client's own.
+        """
+        client = data.clients[visit.client]
+        trained = client.classes | bool(visit.received.weights)
+        if predict.share != "validated":
+            return cls(predict, bank, trained, predict.share)
+        if client.validation is None or not len(client.validation):
+            return cls(predict, bank, trained, EVEN)
+        output, y = visit.outputs("validation"), samples_of(data, visit.client, "validation").labels
+        share = predict.chosen(output.logits, predict.scores(output.embedding, bank), trained, y)
+        return cls(predict, bank, trained, share)
+
+    def __call__(self, z: Tensor, logits: Tensor) -> Tensor:
+        """The logarithms `[n, C]` of the mixed probabilities."""
+        return self.predict.mixed(logits, self.predict.scores(z, self.bank), self.trained, self.share)
 
 
 @dataclass

@@ -132,9 +132,8 @@ class Federation:
             guard: How many times the others' norm an upload's norm may be; 0 switches the guard off.
             secure: How uploads are summed without the server seeing one; none: it is sent every upload.
         """
-        if secure is not None and not isinstance(engine, SecureEngine):
-            engine = SimulatedParties(engine, secure)
-        self.method, self.engine, self.data, self.secure = method, engine, data, secure
+        self.method, self.data, self.secure = method, data, secure
+        self.engine = engine = self._with_parties(engine)
         self.rounds, self.seed, self.filters, self.secret = rounds, seed, tuple(filters), secret
         self.attackers = frozenset(c for f in self.filters if isinstance(f, Attackers) for c in f.clients)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
@@ -176,6 +175,24 @@ class Federation:
             raise ProtofedError(
                 f"choice=diverse needs a server that keeps the clients' prototypes, as fedapa; {method.name} does not"
             )
+
+    def _with_parties(self, engine: Engine) -> Engine:
+        """The engine, with parties of its clients where only sums leave them."""
+        if self.secure is None or isinstance(engine, SecureEngine):
+            return engine
+        return SimulatedParties(engine, self.secure)
+
+    def change_data(self, engine: Engine, data: FederatedData) -> None:
+        """Go on with other samples: the clients' states move to an engine that was made of them.
+
+        Args:
+            engine: The engine, before any training.
+            data: What each of the same clients holds from now on.
+        """
+        states = self.engine.export()
+        self.engine.close()
+        self.engine, self.data = self._with_parties(engine), data
+        self.engine.restore(states)
 
     def _size(self, client: int) -> int:
         """The number of samples that a client trains on, as far as it is known here; it has no more."""
@@ -490,7 +507,7 @@ class Federation:
         Clients of such a method would compute their prototypes for it alone, by a pass of all clients over their training
         samples, and do so after the last rounds, whose figures are the run's.
         """
-        if self.score_prototypes == "always" or self.method.predict.by == "prototype":
+        if self.score_prototypes == "always" or self.method.predict.by != "head":
             return True
         return self.exchange.prototypes or self.exchange.keeps_model
 
@@ -533,12 +550,14 @@ class Receipt:
 
 
 def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
-    """The predictions that are scored: by head, unless no head is trained; by prototype, unless nobody ever has one."""
-    prototypes_sent = method.exchange.prototypes or method.predict.by == "prototype"
+    """The predictions that are scored: by head, unless no head is trained; by prototype, unless nobody ever has one; and by
+    both, where the method mixes them."""
+    prototypes_sent = method.exchange.prototypes or method.predict.by != "head"
     prototypes = prototypes_sent or any(len(c.labelled) for c in data.clients)
+    mixes = method.predict.by == "mix"
     return tuple(
         prediction
-        for prediction, possible in zip(PREDICTIONS, (method.predict.trains_head, prototypes), strict=True)
+        for prediction, possible in zip(PREDICTIONS, (method.predict.trains_head, prototypes, mixes), strict=True)
         if possible
     )
 

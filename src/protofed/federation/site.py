@@ -18,7 +18,7 @@ import torch
 from .. import disk
 from ..errors import ProtofedError
 from ..evaluate import Confusion, Drawn, Pool, Scores, Snapshot
-from ..evaluate.accuracy import QUALITIES
+from ..evaluate.accuracy import QUALITIES, SHARE
 from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.embedding import EMBEDDING
 from ..wire import Bundle, Message, WireError, decode, encode
@@ -28,7 +28,7 @@ from .judge import Evaluation
 from .local import ClientState, Outcome
 from .mixed import MixedEngine
 
-MEASURED = (*EMBEDDING, *(f"{measure}_{prediction}" for measure in QUALITIES for prediction in PREDICTIONS))
+MEASURED = (*EMBEDDING, SHARE, *(f"{measure}_{prediction}" for measure in QUALITIES for prediction in PREDICTIONS))
 HEADER = 2**20  # the most bytes of an envelope's header
 
 
@@ -155,8 +155,10 @@ class Site:
 
 def bundle_of(scores: Scores) -> Bundle:
     """Scores as a bundle, for a message."""
-    arrays = {"head": scores.by_head.rows, "votes": scores.votes}
-    arrays["prototype"] = None if scores.by_prototype is None else scores.by_prototype.rows
+    arrays = {"votes": scores.votes}
+    for name in PREDICTIONS:
+        confusion = getattr(scores, f"by_{name}")
+        arrays[name] = None if confusion is None else confusion.rows
     for name, part in (("snapshot", scores.snapshot), ("pool", scores.pool), ("drawn", scores.drawn)):
         if part is not None:
             arrays |= {f"{name}.{f.name}": getattr(part, f.name) for f in dataclasses.fields(part)}
@@ -173,7 +175,7 @@ def scores_of(bundle: Bundle, source: str) -> Scores:
             {n.removeprefix(part): a for n, a in arrays.items() if n.startswith(part)}
             for part in ("snapshot.", "pool.", "drawn.")
         )
-        for name in ("head", "prototype"):
+        for name in PREDICTIONS:
             if name in arrays and (arrays[name].ndim != 2 or arrays[name].shape[1] != 3):
                 raise ValueError(f"{name} has shape {arrays[name].shape}")
         measures = {name: value for name, value in bundle.scalars.items() if name != "silhouette"}
@@ -189,6 +191,7 @@ def scores_of(bundle: Bundle, source: str) -> Scores:
             measures,
             Pool(**pool) if pool else None,
             Drawn(**drawn) if drawn else None,
+            Confusion(arrays["mix"]) if "mix" in arrays else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise WireError(f"{source}: not an evaluation ({error})") from None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..models.base import Levels, Output
-from ..parts import Batch, View
+from ..parts import Batch, Unsupervised, View
 
 Weights = Mapping[str, Tensor]
 Terms = dict[str, Tensor]
@@ -32,6 +32,14 @@ class Loss(NamedTuple):
 
     terms: Terms
     pseudo: Pseudo | None = None
+
+
+def with_pseudo_labels(supervised: Terms, unsupervised: Unsupervised | None) -> Loss:
+    """The loss of a step with labelled samples and, where there are any, unlabelled ones."""
+    if unsupervised is None:
+        return Loss(supervised)
+    terms, *pseudo = unsupervised
+    return Loss({**supervised, **terms}, Pseudo(*pseudo))
 
 
 class Network(Protocol):

@@ -14,7 +14,9 @@ from ..parts import (
     CE,
     Align,
     Batch,
+    Feed,
     Head,
+    Ignored,
     Mean,
     Personal,
     Predict,
@@ -24,13 +26,14 @@ from ..parts import (
     ServerRound,
     ServerStep,
     Term,
+    UnlabelledSamples,
     ages,
     bank_of,
     terms_of,
 )
-from ..wire import Bundle, Exchange
+from ..wire import Bundle, Exchange, bank, weights
 from .base import MODEL_AND_PROTOTYPES, PROTOTYPES, Method, register
-from .client import Network, Terms, Trained, Weights
+from .client import Loss, Network, Trained, Weights, with_pseudo_labels
 from .fedapa import PersonalBanks, no_reports, personal_exchange, with_reports
 from .fedpagr import anchored, random_directions
 from .server import Measures, Setup, State, state
@@ -59,6 +62,7 @@ class Compose(Method):
     reduce: Reduce = Mean("size")
     after: tuple[ServerStep, ...] = ()  # what the server does with the reduced prototypes, in this order
     predict: Predict = Head()
+    unlabelled_samples: UnlabelledSamples = Ignored()  # what clients do with unlabelled samples, where they have any
 
     def __post_init__(self) -> None:
         if not self.loss:
@@ -77,6 +81,7 @@ class Compose(Method):
             "average_weights": self.average_weights,
             "after": bool(self.after),
             "initial_bank": self.initial_bank != "empty",
+            "unlabelled_samples": not isinstance(self.unlabelled_samples, Ignored),
         }.items():
             if is_set:
                 raise ValueError(f"{name} is for one bank that all share; with reduce=personal each client has its own")
@@ -98,18 +103,27 @@ class Compose(Method):
     def exchange(self) -> Exchange:
         if self.personal is not None:
             return personal_exchange(self.personal)
+        if self.unlabelled_samples.most > 1:
+            travels = (weights(),) if self.average_weights else ()
+            up = bank(most=self.unlabelled_samples.most)
+            return Exchange((*travels, bank()), (*travels, up), not self.average_weights)
         return MODEL_AND_PROTOTYPES if self.average_weights else PROTOTYPES
+
+    @property
+    def feed(self) -> Feed:
+        return self.unlabelled_samples.feed
 
     # --- client -------------------------------------------------------------------------------------------------
     def begin(self, weights: Weights, received: Received) -> Weights:
         weights = {**weights, **received.weights}
         return anchored(weights, bank_of(received), self.name) if self.anchor else weights
 
-    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
-        return terms_of(self.loss, net, net(batch.x), batch, received, round)
+    def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Loss:
+        supervised = terms_of(self.loss, net, net(batch.x), batch, received, round)
+        return with_pseudo_labels(supervised, self.unlabelled_samples.step(net, batch, received, round))
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
-        bank = trained.bank()
+        bank = self.unlabelled_samples.returned(trained, received, round)
         if self.returned_prototypes == "directions":
             bank = bank.normalised()
         if not self.returned_counts:
@@ -117,8 +131,10 @@ class Compose(Method):
         return Bundle(bank=bank, weights=trained.weights if self.average_weights else {})
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """The client's own prototypes, where its loss contrasts with everybody's."""
-        return Bundle(bank=trained.bank()) if self.personal is not None and self.personal.peers else received.memory
+        """The client's own prototypes, where its loss contrasts with everybody's; else what its unlabelled samples need."""
+        if self.personal is not None and self.personal.peers:
+            return Bundle(bank=trained.bank())
+        return self.unlabelled_samples.remember(trained, received, round)
 
     # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Composed | PersonalBanks:

@@ -6,33 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
-import torch
-from torch import Tensor
-
-from .. import losses
-from ..bank import PrototypeBank
-from ..parts import CE, Align, Batch, Feed, Mean, Paired, Proxy, Received, Reduce, bank_of, terms_of
+from ..parts import CE, Align, Batch, Feed, Mean, NearestLabels, Proxy, Received, Reduce, terms_of
 from ..schedules import Ramp, Weight, ramp, weight_at
 from ..wire import Bundle, Exchange, bank
 from .base import Method, register
 from .checks import a_share, at_least_one, not_negative
-from .client import Loss, Network, Pseudo, Trained
-
-
-class Nearest(NamedTuple):
-    """Of each embedding the nearest prototype by cosine distance, how far it is, and how much farther the second is."""
-
-    label: Tensor
-    distance: Tensor
-    margin: Tensor
-
-
-def nearest(z: Tensor, bank: PrototypeBank) -> Nearest:  # Eq. 10
-    distances = bank.distances(z, "cosine")
-    two, classes = distances.topk(min(2, bank.num_classes), dim=-1, largest=False)
-    return Nearest(classes[..., 0], two[..., 0], two[..., -1] - two[..., 0])
+from .client import Loss, Network, Trained, with_pseudo_labels
 
 
 @register("fedsap", paper="Casado-Diez et al., 2026")
@@ -65,13 +46,27 @@ class FedSAP(Method):
         not_negative(self, "alignment", "mix", "consistency")
 
     @property
+    def unlabelled(self) -> NearestLabels:  # Eq. 10 to 14
+        """The phase with unlabelled samples."""
+        return NearestLabels(
+            self.supervised_rounds,
+            self.consistency,
+            self.mix,
+            self.margin_quantile,
+            self.distance_quantile,
+            self.pseudo_labels,
+            self.returned_classes,
+            self.normalise,
+        )
+
+    @property
     def exchange(self) -> Exchange:
         """A pseudo-labelled sample counts `mix` times in a prototype."""
-        return Exchange((bank(),), (bank(most=max(1.0, self.mix)),))
+        return Exchange((bank(),), (bank(most=self.unlabelled.most),))
 
     @property
     def feed(self) -> Feed:
-        return Paired(views=("weak", "strong"), after=self.supervised_rounds)
+        return self.unlabelled.feed
 
     def alignment_weight(self, round: int) -> float:  # Eq. 7
         if isinstance(self.alignment, Ramp) and not self.curriculum:
@@ -82,62 +77,10 @@ class FedSAP(Method):
         align = Align(self.alignment_weight(round), self.reduction)  # Eq. 5
         parts = (CE(), align, Proxy(scale=self.scale)) if self.proxy else (CE(), align)  # Eq. 4, 8 and 9
         supervised = terms_of(parts, net, net(batch.x), batch, received, round)
-        if batch.weak is None or batch.strong is None or batch.unlabelled_weight is None:
-            return Loss(supervised)
-        bank = bank_of(received)
-        guess = nearest(net(batch.weak).embedding.detach(), self.candidates(bank, received))
-        accepted, score = self.acceptance(guess, received)
-        strong = net(batch.strong).embedding
-        used = batch.unlabelled_weight * accepted
-        consistency = losses.consistency(strong, guess.label, bank, weight=used)  # Eq. 12
-        unsupervised = {"consistency": weight_at(self.consistency, round) * consistency}
-        return Loss({**supervised, **unsupervised}, Pseudo(guess.label, accepted, score))
-
-    def candidates(self, bank: PrototypeBank, received: Received) -> PrototypeBank:
-        """The prototypes a pseudo-label may come from."""
-        limits = received.memory.tensors
-        return bank.restricted(limits["classes"]) if self.pseudo_labels == "own" and "classes" in limits else bank
-
-    def acceptance(self, guess: Nearest, received: Received) -> tuple[Tensor, Tensor]:  # Eq. 11
-        """1 for a pseudo-label that is used, and a score that is above 0 for these. Without thresholds none is."""
-        limits = received.memory.tensors
-        if "margin" not in limits:
-            return torch.zeros_like(guess.distance), -guess.distance
-        score = torch.minimum(guess.margin - limits["margin"], limits["distance"] - guess.distance)
-        return (score > 0).to(guess.distance.dtype), score
+        return with_pseudo_labels(supervised, self.unlabelled.step(net, batch, received, round))
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
-        if round <= self.supervised_rounds or not trained.num_unlabelled:
-            return Bundle(bank=trained.bank())  # Eq. 1
-        output, batch = trained.outputs()
-        guess = nearest(trained.unlabelled("weak").embedding, self.candidates(bank_of(received), received))
-        accepted, _ = self.acceptance(guess, received)
-        z = torch.cat([output.embedding, trained.unlabelled("strong").embedding])
-        weight = torch.cat([batch.weight, self.mix * accepted])
-        y = torch.cat([batch.y, guess.label])
-        bank = PrototypeBank.from_embeddings(z, y, bank_of(received).num_classes, weight)  # Eq. 14
-        if self.returned_classes == "own":
-            bank = bank.restricted(trained.bank().known)
-        return Bundle(bank=bank.normalised() if self.normalise else bank)
+        return Bundle(bank=self.unlabelled.returned(trained, received, round))  # Eq. 1 and 14
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """The thresholds M and D_max of Eq. 11 and the client's classes, from its labels after the supervised phase."""
-        if not trained.num_unlabelled or (round > self.supervised_rounds and received.memory.tensors):
-            return received.memory
-        output, batch = trained.outputs()
-        bank = bank_of(received)
-        known = bank.known[batch.y]
-        if not bool(known.any()):
-            return received.memory
-        classes = torch.zeros(bank.num_classes, device=batch.y.device)
-        classes[batch.y] = 1.0
-        among = bank.restricted(classes) if self.pseudo_labels == "own" else bank
-        margins = nearest(output.embedding[known], among).margin
-        distances = bank.distances(output.embedding[known], "cosine").gather(1, batch.y[known, None])
-        finite = margins[torch.isfinite(margins)]
-        limits = {
-            "margin": torch.quantile(finite, self.margin_quantile) if len(finite) else torch.zeros(()),
-            "distance": torch.quantile(distances, self.distance_quantile),
-            "classes": classes,
-        }
-        return Bundle(tensors=limits)
+        return self.unlabelled.remember(trained, received, round)

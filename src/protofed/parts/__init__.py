@@ -3,12 +3,13 @@
 from .compression import BFloat16, Changed, Float16, Quantise, TopK
 from .feed import Batch, Episodes, Epochs, Feed, Paired, Step, Unlabelled, View
 from .filters import Clip, Filter
-from .predict import Head, Helpers, Nearest, Predict
+from .predict import Head, Helpers, Mix, Nearest, Predict
 from .received import Received, bank_of
 from .reduce import Each, Mean, Personal, Reduce, Reduced, Running, Upload, weighted_average
 from .robust import Bounded, GeometricMedian, Krum, Median, MultiKrum, Robust, Trimmed
 from .server_steps import Forget, Momentum, Refine, ServerRound, ServerStep, Sphere, ages
 from .terms import CE, Align, Contrast, Peers, Proximal, Proxy, Spread, Term, terms_of
+from .unlabelled import Ignored, NearestLabels, UnlabelledSamples, Unsupervised
 
 __all__ = [
     "CE",
@@ -29,12 +30,15 @@ __all__ = [
     "GeometricMedian",
     "Head",
     "Helpers",
+    "Ignored",
     "Krum",
     "Mean",
     "Median",
+    "Mix",
     "Momentum",
     "MultiKrum",
     "Nearest",
+    "NearestLabels",
     "Paired",
     "Peers",
     "Personal",
@@ -57,6 +61,8 @@ __all__ = [
     "TopK",
     "Trimmed",
     "Unlabelled",
+    "UnlabelledSamples",
+    "Unsupervised",
     "Upload",
     "View",
     "ages",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from .. import losses
@@ -13,7 +14,9 @@ from ..bank import PrototypeBank
 from ..registry import Registry
 from ..wire import Bundle
 
-By = Literal["head", "prototype"]
+By = Literal["head", "prototype", "mix"]
+SHARES = tuple(k / 10 for k in range(11))  # among which a client chooses by its validation samples
+EVEN = 0.5  # the share where a client has no validation samples
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,69 @@ class Nearest(Predict):
     """The prediction is the class of the nearest prototype."""
 
     by: ClassVar[By] = "prototype"
+
+
+@Predict.registry.register("mix")
+@dataclass(frozen=True)
+class Mix(Predict):
+    """The prediction mixes head and prototypes: `share · softmax(logits) + (1 − share) · softmax(scores)`.
+
+    Where one of the two does not know a class, it has the probability that the other gives it: the head does not know
+    classes of which a private model saw no sample, and prototypes do not know classes without one.
+    """
+
+    by: ClassVar[By] = "mix"
+
+    metric: Literal["squared", "euclidean", "cosine"] = "cosine"
+    temperature: float = 0.1
+    share: float | Literal["validated"] = "validated"
+    """The head's; `validated`: what is best on the client's own validation samples, 0.5 where it has none."""
+
+    def __post_init__(self) -> None:
+        if self.share != "validated" and not 0 <= self.share <= 1:
+            raise ValueError("share must be from 0 to 1, or validated")
+        if not self.temperature > 0:
+            raise ValueError("temperature must be above 0")
+        if not self.trains_head:
+            raise ValueError("trains_head must be true: a mix needs the head")
+
+    def mixed(self, logits: Tensor, scores: Tensor, trained: Tensor, share: float | Tensor) -> Tensor:
+        """The logarithms of the mixed probabilities.
+
+        Args:
+            logits: `[n, C]`, the head's.
+            scores: `[n, C]`, the prototypes', −∞ for a class without one.
+            trained: `[C]`, the classes that the head was trained on.
+            share: The head's share.
+
+        Returns:
+            `[n, C]`.
+
+        >>> mixed = Mix().mixed(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([True, True]), 0.5)
+        >>> mixed.exp()
+        tensor([[0.5000, 0.5000]])
+        """
+        known = scores > float("-inf")
+        trained = trained | ~known  # of a class that nobody knows, the head alone can say something
+        head, prototype = _restricted_softmax(logits, trained), _restricted_softmax(scores, known)
+        filled_head = _filled(head, prototype, trained)
+        return (share * filled_head + (1 - share) * _filled(prototype, head, known)).log()
+
+    def chosen(self, logits: Tensor, scores: Tensor, trained: Tensor, labels: Tensor) -> float:
+        """The head's share with the most right predictions of validation samples; of equal ones the most even."""
+        right = [(self.mixed(logits, scores, trained, share).argmax(-1) == labels).sum() for share in SHARES]
+        return max(zip(right, SHARES, strict=True), key=lambda found: (int(found[0]), -abs(found[1] - EVEN)))[1]
+
+
+def _restricted_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """The softmax over the classes of a mask, 0 for all others."""
+    return torch.where(mask, scores, torch.finfo(scores.dtype).min).softmax(-1) * mask
+
+
+def _filled(p: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """Probabilities over the classes of a mask, with the other's for the classes beside it."""
+    beside = torch.where(mask, 0.0, other)
+    return p * (1 - beside.sum(-1, keepdim=True)) + beside
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from itertools import accumulate
 
-from ..evaluate.confusion import PREDICTIONS
+from ..evaluate.confusion import PREDICTIONS, SINGLE
 from ..results.columns import OWN
 from ..results.read import Run, StoredResults, VariantRuns
 from ..results.rows import FIGURE, JsonRow, number
@@ -99,7 +99,8 @@ def _point(run: Run) -> Content | None:
     """The mean bytes of a round, both directions together, and the accuracies of this run."""
     per_round = [_bytes_of_round(row) for row in run.rounds]
     figures = run.summary[FIGURE] if run.summary is not None else run.metrics[-1] if run.metrics else {}
-    accuracy = {"own": number(figures, OWN), **{kind: number(figures, f"accuracy_{kind}") for kind in PREDICTIONS}}
+    kinds = [kind for kind in PREDICTIONS if kind in SINGLE or f"accuracy_{kind}" in figures]
+    accuracy = {"own": number(figures, OWN), **{kind: number(figures, f"accuracy_{kind}") for kind in kinds}}
     if not per_round or all(v is None for v in accuracy.values()):
         return None
     return {

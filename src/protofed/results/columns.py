@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from ..errors import ProtofedError, unknown
 from ..evaluate.confusion import PREDICTIONS
+from ..evaluate.confusion import SINGLE as ALWAYS
 from ..evaluate.embedding import EMBEDDING, POOLED, POOLED_SILHOUETTE
 from .rows import DIRECTIONS, FIGURE
 
@@ -266,9 +267,9 @@ def _gain_column(name: str) -> Column:
 def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     """The names of the columns that a table has unless others are chosen.
 
-    These are the accuracies, ensembles where they were measured, F1 and MAE where classes are numbers, and the costs. The
-    accuracy by each method's own prediction is not among them: it would compare one method's head with another's
-    prototypes.
+    These are the accuracies (by head and prototypes together only where a method mixes them), ensembles where they were
+    measured, F1 and MAE where classes are numbers, and the costs. The accuracy by each method's own prediction is not among
+    them: it would compare one method's head with another's prototypes.
     """
     runs = list(runs)
     measures = {key for run in runs for key in run[FIGURE]}
@@ -276,7 +277,8 @@ def default_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
     ensembles = [f"ensemble_{kind}" for kind in PREDICTIONS if f"ensemble_{kind}" in measures]
     unseen = [f"unseen_{kind}" for kind in PREDICTIONS if f"unseen_{kind}" in measures]
     numbers = [f"{measure}_{kind}" for measure in ("f1", "mae") for kind in PREDICTIONS if f"mae_{kind}" in measures]
-    return [*(f"accuracy_{kind}" for kind in PREDICTIONS), *ensembles, *unseen, *numbers, *privacy, *COSTS]
+    mixed = [kind for kind in PREDICTIONS if kind not in ALWAYS and f"accuracy_{kind}" in measures]
+    return [*(f"accuracy_{kind}" for kind in (*ALWAYS, *mixed)), *ensembles, *unseen, *numbers, *privacy, *COSTS]
 
 
 def new_client_columns(runs: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -308,5 +310,6 @@ def chosen_columns(rows: Sequence[Row], columns: Sequence[str] | None = None) ->
         return [parse_column(name) for name in columns]
     names = default_columns(run for row in rows for run in row.runs)
     if any(row.is_local for row in rows) and not all(row.is_local for row in rows):
-        names[len(PREDICTIONS) : len(PREDICTIONS)] = [GAIN + kind for kind in PREDICTIONS]
+        place = sum(name.startswith("accuracy_") for name in names)
+        names[place:place] = [GAIN + kind for kind in ALWAYS]
     return [parse_column(name) for name in names]

@@ -15,7 +15,8 @@ from ..evaluate.confusion import Confusion
 from .archive import is_archive, read_archive
 from .folder import COMPARISON, CONFUSIONS, SETTINGS
 
-By = Literal["head", "prototype"]
+By = Literal["head", "prototype", "mix"]
+KINDS: tuple[By, ...] = ("head", "prototype", "mix")
 Index = Annotated[int, pydantic.Field(ge=0)]
 Times = Annotated[int, pydantic.Field(ge=1)]
 Rows = Annotated[list[tuple[Index, Index, Times]], pydantic.Field(min_length=1)]
@@ -26,6 +27,7 @@ class _Client(pydantic.BaseModel):
 
     head: Rows | None = None
     prototype: Rows | None = None
+    mix: Rows | None = None
 
     @pydantic.model_validator(mode="after")
     def _has_a_prediction(self) -> _Client:
@@ -44,7 +46,8 @@ class _File(pydantic.BaseModel):
 
     @pydantic.model_validator(mode="after")
     def _names_every_class(self) -> _File:
-        top = max(max(row[:2]) for c in self.clients.values() for row in (*(c.head or ()), *(c.prototype or ())))
+        lists = [getattr(c, kind) or () for c in self.clients.values() for kind in KINDS]
+        top = max(max(row[:2]) for rows in lists for row in rows)
         for key, entries in (("classes", self.classes), ("values", self.values)):
             if entries and len(entries) <= top:
                 raise ValueError(f"{key} has {len(entries)} entries, and a row names class {top}")
@@ -128,9 +131,8 @@ def parse_confusions(file: Path, text: str | bytes, by: By | None = None) -> Con
         stored = _File.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise ProtofedError(f"{file}: not readable ({first_problem(error)})") from None
-    kinds: tuple[By, ...] = ("head", "prototype")
     kinds = tuple(
-        kind for kind in kinds if all(getattr(client, kind) is not None for client in stored.clients.values())
+        kind for kind in KINDS if all(getattr(client, kind) is not None for client in stored.clients.values())
     )
     if not kinds:
         raise ProtofedError(f"{file}: not readable (neither head nor prototype is present for all clients)")

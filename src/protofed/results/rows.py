@@ -74,6 +74,7 @@ class ClientsRow(TypedDict):
     round: int
     accuracy_head: NotRequired[list[float | None]]
     accuracy_prototype: NotRequired[list[float | None]]
+    accuracy_mix: NotRequired[list[float | None]]
     samples: list[int]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOST_NAMES = 6
-BY = {"head": "by its head", "prototype": "by the nearest prototype"}
+BY = {"head": "by its head", "prototype": "by the nearest prototype", "mix": "by its head and prototypes together"}
 
 
 def percent(value: float | None) -> str:

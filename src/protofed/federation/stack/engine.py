@@ -143,7 +143,8 @@ class StackEngine(PlainEngine):
             classes = [self.data.clients[v.client].classes for v in visits]
             banks = [candidates.of(v.received, v.own_bank, c)[0] for v, c in zip(visits, classes, strict=True)]
         alike = len({bank.means.shape for bank in banks}) < 2  # a method of several helpers has none in the beginning
-        detailed = [v for v in visits if not alike or v.client < options.detailed]
+        bound = options.one_by_one(self.method.predict)
+        detailed = [v for v in visits if not alike or v.client < bound]
         columns = None
         if len(detailed) < len(visits):
             columns = stack.confusions(options.part, banks, [v.k for v in detailed], self.method.predict)
