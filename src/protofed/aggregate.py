@@ -570,3 +570,44 @@ def over(summed: Tensor, number: Tensor) -> Tensor:
     tensor([2., 0.])
     """
     return summed / torch.where(number > 0, number, 1)[:, None]
+
+
+# --- the linear discriminant rule -------------------------------------------------------------------------------------
+def discriminants(
+    bank: PrototypeBank, products: Tensor, shrinkage: float = 0.1, scale: float = 1.0
+) -> tuple[PrototypeBank, Tensor]:
+    """The linear discriminant rule of class means and mean products, as a map and prototypes of what it maps.
+
+    The nearest prototype of mapped features is the class whose mean is nearest by Mahalanobis' distance under the
+    covariance within classes; distances are squared and multiplied by `scale`. The map is the symmetric one, so that it
+    changes little where the statistics do.
+
+    Args:
+        bank: the class means `[C, w]` of features, and how many samples stand behind each.
+        products: `[w, w]`, the mean products of two features over the same samples.
+        shrinkage: from above 0 to 1, the share of a covariance with equal variances in the one within classes.
+        scale: what squared distances are multiplied by.
+
+    Returns:
+        the prototypes `[C, C]`, and the map `[C, w]`; rows of unknown classes are 0.
+
+    >>> features = torch.tensor([[0.0, 0.0], [0.0, 4.0], [1.0, 0.0], [1.0, 4.0]])  # the second says nothing of the class
+    >>> bank = PrototypeBank.from_embeddings(features, torch.tensor([0, 0, 1, 1]), 2)
+    >>> prototypes, map = discriminants(bank, features.T @ features / 4)
+    >>> prototypes.nearest(torch.tensor([[0.9, 1.0]]) @ map.T).tolist()
+    [1]
+    """
+    known, counts = bank.known, bank.counts.double()
+    means = torch.where(known[:, None], bank.means, 0.0).double()
+    total = counts.sum().clamp_min(1.0)
+    within = products.double() - (counts[:, None] * means).T @ means / total
+    within = (within + within.T) / 2
+    equal = within.diagonal().mean().clamp_min(1e-12) * torch.eye(len(within), dtype=within.dtype, device=within.device)
+    within = (1 - shrinkage) * within + shrinkage * equal
+    centred = torch.where(known[:, None], means - (counts[:, None] * means).sum(0) / total, 0.0)
+    directions = torch.linalg.solve(within, centred.T).T
+    inner = directions @ centred.T  # of two centred means under the inverse covariance
+    values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
+    root = torch.where(values > 1e-9 * values.amax().clamp_min(1e-12), values.clamp_min(1e-300).rsqrt(), 0.0)
+    map = scale**0.5 * (vectors * root) @ vectors.T @ directions
+    return PrototypeBank((means @ map.T).to(bank.means), bank.counts), map.to(bank.means)

@@ -15,6 +15,7 @@ from ..errors import ProtofedError
 from ..models.base import PSI, ModelSpec
 from ..models.decomposed import Halved
 from ..models.frozen import Frozen, values_of
+from ..models.guided import GuidedModel
 from ..models.projection import Projected
 from ..models.published import Rescaled, unpublished
 from ..models.skeleton import Skeleton
@@ -197,6 +198,9 @@ def model_to_json(model: ModelSpec) -> dict[str, Any] | None:
     if isinstance(model, Rescaled):
         inner = model_to_json(model.model)
         return None if inner is None else {**inner, "rescaled": {"gain": model.gain, "offset": model.offset}}
+    if isinstance(model, GuidedModel):
+        inner = model_to_json(model.model)
+        return None if inner is None else {**inner, "common": model.width}
     if model.name not in models.registry or models.registry[model.name] is not type(model):
         return None
     return {"name": model.name, "options": as_options(model)}
@@ -213,7 +217,8 @@ def model_from_json(stored: Mapping[str, Any], source: str) -> ModelSpec:
         model = models.registry.make(name, options)
         if "rescaled" in stored:
             model = Rescaled(model, *(tuple(map(float, stored["rescaled"][key])) for key in ("gain", "offset")))
-        return model if projection is None else Projected(model, **projection)
+        model = model if projection is None else Projected(model, **projection)
+        return GuidedModel(model, int(stored["common"])) if "common" in stored else model
     except (KeyError, TypeError, ValueError) as error:
         raise ProtofedError(f"{source}: not a network ({type(error).__name__}: {error})") from None
 

@@ -15,7 +15,7 @@ from ..grammar import parse_choice
 from ..models import Bert, ModelSpec, Projected
 from ..models.decomposed import Halved
 from ..models.frozen import Frozen
-from ..models.guided import GuidedSpec
+from ..models.guided import GuidedModel
 from ..models.published import rescaled
 
 if TYPE_CHECKING:
@@ -125,8 +125,13 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
     if halves is not None:
         specs = [Halved(spec, halves) for spec in specs]
     common = settings.method.predict.common
-    if common is not None:
-        specs = [GuidedSpec(spec, *common) for spec in specs]
+    if common and frozen:
+        raise ProtofedError(
+            f"{settings.method.name} with train=head: its common space is that of the samples; give it the encoder's "
+            "features as data"
+        )
+    if common:
+        specs = [GuidedModel(spec, common) for spec in specs]
     cached = tuple(spec for spec in frozen if spec.cached)
     return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim, cached)
 

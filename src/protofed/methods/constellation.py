@@ -1,114 +1,120 @@
-"""Constellation: trial."""
+"""Constellation: prototypes in a fixed space that all clients have in common, and networks that correct them.
+
+No paper's. Prototypes of trained embeddings are means in spaces that differ, since every client trains an encoder of its
+own. Those of a fixed space are exact: the class means and the common covariance of all clients' samples are sums, and
+the linear discriminant rule made of them is that of the pooled data. Each client's network learns what the rule gets
+wrong.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import losses
+from .. import aggregate, losses
 from ..bank import PrototypeBank
 from ..models.guided import CommonSpace
-from ..parts import Batch, Head, Mean, Nearest, Predict, Received, Reduce, Reduced, bank_of
+from ..parts import Batch, Mean, Nearest, Predict, Received, Reduce, Reduced, bank_of
 from ..wire import Bundle, Exchange, array, bank, weights
 from .base import Method, register
+from .checks import at_least_one
 from .client import Network, Terms, Trained, Weights
 from .server import Setup, State, state
 
 
 @state
 class Sky(State):
+    """The prototypes and the map that are sent, and the statistics that they are made of."""
+
     bank: PrototypeBank
+    """`[C, C]`, prototypes as the map shows them."""
     map: Tensor
+    """`[C, width]`, from the common space to where the nearest prototype is the linear discriminant rule."""
     stars: PrototypeBank
-    gram: PrototypeBank
+    """`[C, width]`, the class means of all samples so far in the common space."""
+    products: PrototypeBank
+    """`[width, width]`, their mean products of two features."""
     weights: Weights
-
-
-def discriminants(stars: PrototypeBank, gram: PrototypeBank, shrinkage: float) -> tuple[PrototypeBank, Tensor]:
-    """Map [C, w] and prototypes [C, C] so that nearest prototype of mapped features is the linear discriminant rule."""
-    known = stars.known
-    n = stars.counts.double()
-    means = torch.where(known[:, None], stars.means, 0.0).double()
-    centre = (n[:, None] * means).sum(0) / n.sum()
-    within = gram.means.double() - (n[:, None] * means).T @ means / n.sum()
-    within = 0.5 * (within + within.T)
-    size = within.diagonal().mean()
-    within = (1 - shrinkage) * within + shrinkage * size * torch.eye(len(within), dtype=within.dtype)
-    apart = torch.where(known[:, None], means - centre, 0.0)
-    directions = torch.linalg.solve(within, apart.T).T  # [C, w]
-    inner = directions @ apart.T
-    values, vectors = torch.linalg.eigh(0.5 * (inner + inner.T))
-    keep = values > 1e-6 * values.amax().clamp_min(1e-12)
-    root = vectors @ torch.diag(torch.where(keep, values.clamp_min(1e-12).rsqrt(), 0.0)) @ vectors.T
-    map = root @ directions
-    return PrototypeBank((means @ map.T).float() * known[:, None], stars.counts), map.float()
 
 
 @register("constellation")
 @dataclass(frozen=True)
 class Constellation(Method):
-    """Trial."""
+    """Prototypes and one covariance in a fixed common space make a classifier for all; each client's network corrects it."""
 
-    width: int = 128
-    shrinkage: float = 0.1
-    trust: float = 0.3
-    masked: bool = False
-    average_weights: bool = False
-    reduce: Reduce = Mean("size")
-    by: str = "head"
+    reduce: ClassVar[Reduce] = Mean("size")
 
-    @property
-    def predict(self) -> Predict:
-        kind = Head if self.by == "head" else Nearest
-        return kind(common=(self.width, self.trust))
+    width: int = 128  # the number of features of the common space
+    shrinkage: float = 0.1  # of the covariance, towards one with equal variances
+    trust: float = 0.3  # how much the prototypes' scores count beside the network's logits
+    average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "width")
+        if not 0 < self.shrinkage <= 1:
+            raise ValueError("shrinkage must be above 0 and at most 1")
+        if self.trust <= 0:
+            raise ValueError("trust must be above 0")
 
     @property
     def exchange(self) -> Exchange:
+        """Down: the map and the prototypes. Up: statistics of the client's samples, the first time; later they are empty."""
         model = (weights(),) if self.average_weights else ()
-        down = (bank(), array("map", "classes", self.width), *model)
-        up = (bank("stars", ("classes", self.width)), bank("gram", (self.width, self.width), most=float(self.width)), *model)
-        return Exchange(down, up, not self.average_weights)
+        stars = bank("stars", ("classes", self.width))
+        products = bank("products", (self.width, self.width), most=float(self.width))  # each feature counts all samples
+        return Exchange(
+            (bank(), array("map", "classes", self.width), *model), (stars, products, *model), not self.average_weights
+        )
 
+    @property
+    def predict(self) -> Predict:
+        return Nearest(common=self.width)
+
+    # --- client -------------------------------------------------------------------------------------------------
     def begin(self, weights: Weights, received: Received) -> Weights:
-        b = bank_of(received)
-        own = {"map": received.tensors["map"], "prototypes": b.means, "known": b.known.to(b.means.dtype)}
-        return {**weights, **received.weights, **own}
+        return {**weights, **received.weights, **guide(bank_of(received), received.tensors["map"])}
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
         return {"ce": losses.cross_entropy(net(batch.x).logits, batch.y, weight=batch.weight)}
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
-        model = trained.weights if self.average_weights else {}
-        classes = bank_of(received).num_classes
-        if received.memory.scalars.get("sent"):
-            empty = {"stars": PrototypeBank.empty(classes, self.width), "gram": PrototypeBank.empty(self.width, self.width)}
-            return Bundle(banks=empty, weights=model)
-        _, batch = trained.outputs()
-        phi = CommonSpace(tuple(batch.x.shape[1:]), self.width)(batch.x)
-        stars = PrototypeBank.from_embeddings(phi, batch.y, classes, batch.weight)
-        n = batch.weight.sum()
-        gram = PrototypeBank((batch.weight[:, None] * phi).T @ phi / n, n.expand(self.width).clone())
-        return Bundle(banks={"stars": stars, "gram": gram}, weights=model)
+        classes, width = bank_of(received).num_classes, self.width
+        stars, products = PrototypeBank.empty(classes, width), PrototypeBank.empty(width, width)
+        if not received.memory.scalars:
+            _, batch = trained.outputs()
+            features = CommonSpace(tuple(batch.x.shape[1:]), width)(batch.x)
+            stars = PrototypeBank.from_embeddings(features, batch.y, classes, batch.weight)
+            number = batch.weight.sum()
+            moments = (batch.weight[:, None] * features).T @ features / number
+            products = PrototypeBank(moments, number.expand(width).clone())
+        banks = {"stars": stars, "products": products}
+        return Bundle(banks=banks, weights=trained.weights if self.average_weights else {})
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
+        """That the statistics have been sent: they are counted once."""
         return Bundle(scalars={"sent": 1.0})
 
+    # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Sky:
-        c, w = setup.num_classes, self.width
-        empty = PrototypeBank.empty(c, c)
-        return Sky(empty, torch.eye(c, w), PrototypeBank.empty(c, w), PrototypeBank.empty(w, w), setup.weights if self.average_weights else {})
+        classes, width = setup.num_classes, self.width
+        stars, products = PrototypeBank.empty(classes, width), PrototypeBank.empty(width, width)
+        weights = setup.weights if self.average_weights else {}
+        return Sky(PrototypeBank.empty(classes, classes), torch.eye(classes, width), stars, products, weights)
 
     def update(self, state: Sky, reduced: Reduced, round: int, setup: Setup) -> Sky:
+        bank, map, stars, products = state.bank, state.map, state.stars, state.products
+        if bool(reduced.banks["stars"].known.any()):
+            stars, products = stars.combine(reduced.banks["stars"]), products.combine(reduced.banks["products"])
+            bank, map = aggregate.discriminants(stars, products.means, self.shrinkage, self.trust)
         weights = {**state.weights, **reduced.weights}
-        if not bool(reduced.banks["stars"].known.any()):
-            bank, map, stars, gram = state.bank, state.map, state.stars, state.gram
-        else:
-            stars, gram = state.stars.combine(reduced.banks["stars"]), state.gram.combine(reduced.banks["gram"])
-            bank, map = discriminants(stars, gram, self.shrinkage)
-        for name in weights:
-            last = name.rpartition(":")[2]
-            if last in ("map", "prototypes", "known"):
-                weights[name] = {"map": map, "prototypes": bank.means, "known": bank.known.float()}[last]
-        return Sky(bank, map, stars, gram, weights)
+        new = guide(bank, map)  # a shared model has it too; names begin with the architecture's number
+        weights |= {name: new[name.rpartition(":")[2]] for name in weights if name.rpartition(":")[2] in new}
+        return Sky(bank, map, stars, products, weights)
+
+
+def guide(bank: PrototypeBank, map: Tensor) -> Weights:
+    """The buffers of a guided model that show it the prototypes."""
+    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype)}

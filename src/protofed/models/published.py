@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import ProtofedError
 from .base import Classifier, ModelSpec, Shape, Stages, no_levels
+from .guided import GuidedModel
 from .projection import Projected
 
 PACKAGE = "package"  # the value of `pretrained` that means a package of Python
@@ -219,6 +220,6 @@ def rescaled(spec: ModelSpec, mean: Tensor | None, std: Tensor | None) -> ModelS
 
 def unpublished(spec: Any) -> Any:
     """A model's settings without the file of its weights, for a network that is given its weights otherwise."""
-    if isinstance(spec, Rescaled | Projected):
+    if isinstance(spec, Rescaled | Projected | GuidedModel):
         return replace(spec, model=unpublished(spec.model))
     return spec if getattr(spec, "pretrained", None) is None else replace(spec, pretrained=None)

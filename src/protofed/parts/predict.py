@@ -36,7 +36,7 @@ class Predict:
     trains_head: bool = True
     tuning: int = 0  # epochs a client trains what it was sent on its own data first; they change no state
     space: Literal["own", "consensus"] = "own"  # of the embedding: the model's own, or FedPAGR's projection head
-    common: tuple[int, float] | None = None
+    common: int = 0  # features of the fixed space that all clients have in common, as constellation has it; 0: none
     halves: float | None = None  # the model is a sum σ + ψ, as FedMatch has it, with ψ starting as so much of σ
 
     def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
