@@ -140,3 +140,8 @@ def test_nonsense_is_one_line(given, reason):
     with pytest.raises(ProtofedError, match=reason) as caught:
         pf.run("fedproto", **iid(**given))
     assert "\n" not in str(caught.value)
+
+
+def test_secure_sums_go_on_after_a_change():
+    plain, summed = (pf.run("fedproto", **iid(secure=secure, **CHANGES)).metrics[-1] for secure in ("", "sums"))
+    assert summed["accuracy_prototype"] == pytest.approx(plain["accuracy_prototype"], abs=0.02)

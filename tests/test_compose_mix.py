@@ -11,10 +11,13 @@ import protofed as pf
 from protofed import ProtofedError, methods
 from protofed.classifier import load
 from protofed.classifier.card import export_with_card
+from protofed.evaluate import Confusion, Scores
 from protofed.experiment.run import prepare_data
+from protofed.federation.site import bundle_of, scores_of
 from protofed.parts import Mix
 from protofed.results.columns import default_columns
 from protofed.results.confusions import read_confusions
+from protofed.wire import decode, encode
 from support.marks import slow_but
 from support.small import SMALL, blobs
 
@@ -180,3 +183,16 @@ def test_a_mix_that_makes_no_sense_is_refused(given, reason):
     with pytest.raises(ProtofedError, match=reason) as caught:
         methods.get("compose", predict=given)
     assert "\n" not in str(caught.value)
+
+
+def test_a_mix_travels_from_a_site():
+    y = [0, 1, 1]
+    scores = Scores(
+        Confusion.of(y, [0, 0, 1]), Confusion.of(y, y), measures={"mix_share": 0.3}, by_mix=Confusion.of(y, [1, 1, 1])
+    )
+    sent = scores_of(decode(encode(bundle_of(scores)), "a site"), "a site")
+    assert (
+        sent == scores
+        and sent.accuracy_mix == pytest.approx(2 / 3)
+        and sent.measures == {"mix_share": pytest.approx(0.3)}
+    )
