@@ -17,12 +17,14 @@ from torch import Tensor
 from .. import aggregate, losses
 from ..bank import PrototypeBank
 from ..models.guided import CommonSpace
-from ..parts import Batch, Mean, Nearest, Predict, Received, Reduce, Reduced, bank_of
+from ..parts import Batch, Mean, Mix, Predict, Received, Reduce, Reduced, bank_of
 from ..wire import Bundle, Exchange, array, bank, weights
 from .base import Method, register
 from .checks import at_least_one
 from .client import Network, Terms, Trained, Weights
 from .server import Setup, State, state
+
+DOUBT = 3.0  # how much more new samples vary along the map's directions than those that it was made of
 
 
 @state
@@ -35,8 +37,8 @@ class Sky(State):
     """`[C, width]`, from the common space to where the nearest prototype is the linear discriminant rule."""
     stars: PrototypeBank
     """`[C, width]`, the class means of all samples so far in the common space."""
-    products: PrototypeBank
-    """`[width, width]`, their mean products of two features."""
+    scatter: PrototypeBank
+    """`[width, width]`, the covariance of features within the classes of a client."""
     weights: Weights
 
 
@@ -47,9 +49,9 @@ class Constellation(Method):
 
     reduce: ClassVar[Reduce] = Mean("size")
 
-    width: int = 128  # the number of features of the common space
+    width: int = 256  # the number of features of the common space
     shrinkage: float = 0.1  # of the covariance, towards one with equal variances
-    trust: float = 0.3  # how much the prototypes' scores count beside the network's logits
+    trust: float = 0.1  # how much the prototypes' scores count beside the network's logits
     average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
 
     def __post_init__(self) -> None:
@@ -64,55 +66,66 @@ class Constellation(Method):
         """Down: the map and the prototypes. Up: statistics of the client's samples, the first time; later they are empty."""
         model = (weights(),) if self.average_weights else ()
         stars = bank("stars", ("classes", self.width))
-        products = bank("products", (self.width, self.width), most=float(self.width))  # each feature counts all samples
+        scatter = bank("scatter", (self.width, self.width), most=float(self.width))  # each feature counts all samples
         return Exchange(
-            (bank(), array("map", "classes", self.width), *model), (stars, products, *model), not self.average_weights
+            (bank(), array("map", "classes", self.width), *model), (stars, scatter, *model), not self.average_weights
         )
 
     @property
     def predict(self) -> Predict:
-        return Nearest(common=self.width)
+        """The mean of what the head and the prototypes say, whose scores are log-likelihoods: −½·distance²."""
+        return Mix("squared", 2.0, prefers="shrunk", variance=DOUBT * self.trust, common=self.width, share=0.5)
 
     # --- client -------------------------------------------------------------------------------------------------
     def begin(self, weights: Weights, received: Received) -> Weights:
-        return {**weights, **received.weights, **guide(bank_of(received), received.tensors["map"])}
+        bank, map = bank_of(received), received.tensors["map"]
+        if "stars" in received.memory.banks:
+            stars = received.memory.banks["stars"]
+            bank = aggregate.shrunk(PrototypeBank(stars.means @ map.T, stars.counts), bank, DOUBT * self.trust)
+        return {**weights, **received.weights, **guide(bank, map)}
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
         return {"ce": losses.cross_entropy(net(batch.x).logits, batch.y, weight=batch.weight)}
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         classes, width = bank_of(received).num_classes, self.width
-        stars, products = PrototypeBank.empty(classes, width), PrototypeBank.empty(width, width)
-        if not received.memory.scalars:
-            _, batch = trained.outputs()
-            features = CommonSpace(tuple(batch.x.shape[1:]), width)(batch.x)
-            stars = PrototypeBank.from_embeddings(features, batch.y, classes, batch.weight)
-            number = batch.weight.sum()
-            moments = (batch.weight[:, None] * features).T @ features / number
-            products = PrototypeBank(moments, number.expand(width).clone())
-        banks = {"stars": stars, "products": products}
+        banks = {"stars": PrototypeBank.empty(classes, width), "scatter": PrototypeBank.empty(width, width)}
+        if not received.memory.banks:
+            banks["stars"], banks["scatter"] = self.statistics(trained, classes)
         return Bundle(banks=banks, weights=trained.weights if self.average_weights else {})
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """That the statistics have been sent: they are counted once."""
-        return Bundle(scalars={"sent": 1.0})
+        """The client's own class means in the common space, which are sent once."""
+        if received.memory.banks:
+            return received.memory
+        return Bundle(banks={"stars": self.statistics(trained, bank_of(received).num_classes)[0]})
+
+    def statistics(self, trained: Trained, classes: int) -> tuple[PrototypeBank, PrototypeBank]:
+        """Class means of the client's samples in the common space, and the covariance of what they differ from them by."""
+        _, batch = trained.outputs()
+        features = CommonSpace(tuple(batch.x.shape[1:]), self.width)(batch.x)
+        stars = PrototypeBank.from_embeddings(features, batch.y, classes, batch.weight)
+        rest = batch.weight[:, None] * (features - stars.means[batch.y])
+        number = (batch.weight.sum() - stars.known.sum()).clamp_min(0)  # the degrees of freedom
+        scatter = rest.T @ rest / number.clamp_min(1)
+        return stars, PrototypeBank(scatter, number.expand(self.width).clone())
 
     # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Sky:
         classes, width = setup.num_classes, self.width
-        stars, products = PrototypeBank.empty(classes, width), PrototypeBank.empty(width, width)
+        stars, scatter = PrototypeBank.empty(classes, width), PrototypeBank.empty(width, width)
         weights = setup.weights if self.average_weights else {}
-        return Sky(PrototypeBank.empty(classes, classes), torch.eye(classes, width), stars, products, weights)
+        return Sky(PrototypeBank.empty(classes, classes), torch.eye(classes, width), stars, scatter, weights)
 
     def update(self, state: Sky, reduced: Reduced, round: int, setup: Setup) -> Sky:
-        bank, map, stars, products = state.bank, state.map, state.stars, state.products
+        bank, map, stars, scatter = state.bank, state.map, state.stars, state.scatter
         if bool(reduced.banks["stars"].known.any()):
-            stars, products = stars.combine(reduced.banks["stars"]), products.combine(reduced.banks["products"])
-            bank, map = aggregate.discriminants(stars, products.means, self.shrinkage, self.trust)
+            stars, scatter = stars.combine(reduced.banks["stars"]), scatter.combine(reduced.banks["scatter"])
+            bank, map = aggregate.discriminants(stars, scatter.means, self.shrinkage, self.trust)
         weights = {**state.weights, **reduced.weights}
         new = guide(bank, map)  # a shared model has it too; names begin with the architecture's number
         weights |= {name: new[name.rpartition(":")[2]] for name in weights if name.rpartition(":")[2] in new}
-        return Sky(bank, map, stars, products, weights)
+        return Sky(bank, map, stars, scatter, weights)
 
 
 def guide(bank: PrototypeBank, map: Tensor) -> Weights:

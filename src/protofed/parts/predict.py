@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import losses
+from ..aggregate import shrunk
 from ..bank import PrototypeBank
 from ..registry import Registry
 from ..wire import Bundle
@@ -31,8 +32,10 @@ class Predict:
 
     metric: Literal["squared", "euclidean", "cosine"] = "squared"
     temperature: float = 1.0  # what scores are divided by, so that their softmax votes in an ensemble
-    prefers: Literal["received", "own", "alone"] = "received"
-    """Whose prototype stands for a class that both know; `alone`: the client's own, and no received ones beside them."""
+    prefers: Literal["received", "own", "alone", "shrunk"] = "received"
+    """Whose prototype stands for a class that both know; `alone`: the client's own, and no received ones beside them;
+    `shrunk`: the client's own, drawn towards the received one by as much as clients are alike."""
+    variance: float = 1.0  # of the samples of a class, for prefers=shrunk
     trains_head: bool = True
     tuning: int = 0  # epochs a client trains what it was sent on its own data first; they change no state
     space: Literal["own", "consensus"] = "own"  # of the embedding: the model's own, or FedPAGR's projection head
@@ -54,6 +57,8 @@ class Predict:
         bank = received.bank
         if bank is None or self.prefers == "alone":
             return own()
+        if self.prefers == "shrunk":
+            return shrunk(own(), bank, self.variance)
         if self.prefers == "own":
             return own().filled_from(bank)
         return bank if bool((bank.known | ~classes).all()) else bank.filled_from(own())
