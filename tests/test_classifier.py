@@ -51,7 +51,7 @@ def test_predictions_have_the_accuracies_that_the_judge_measured(method, tmp_pat
     changes = {"clients": 3, "rounds": 2}
     written = run(method, tmp_path / "run", **changes)
     row = json.loads((tmp_path / "run" / "clients.jsonl").read_text().splitlines()[-1])
-    measured = {by: row[f"accuracy_{by}"] for by in ("head", "prototype") if f"accuracy_{by}" in row}
+    measured = {by: row[f"accuracy_{by}"] for by in ("head", "prototype", "mix") if f"accuracy_{by}" in row}
     assert measured
     for by, wanted in measured.items():
         assert accuracies(written, by) == wanted, by

@@ -99,7 +99,7 @@ def test_newcomers_of_every_method(method):
     summary = pf.run(method, **keys).summary
     joined = summary["new_clients"]
     assert joined["epochs"] == [0, 1, 5] and len(joined["clients"]) == 2
-    kinds = {kind for kind in ("head", "prototype") if f"accuracy_{kind}" in summary["last_five"]}
+    kinds = {kind for kind in ("head", "prototype", "mix") if f"accuracy_{kind}" in summary["last_five"]}
     assert joined["per_client"].keys() == kinds
     for kind in kinds:
         assert joined[kind] == pytest.approx([np.mean(row) for row in joined["per_client"][kind]])

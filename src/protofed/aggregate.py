@@ -613,7 +613,7 @@ def discriminants(
 
 
 def shrunk(own: PrototypeBank, others: PrototypeBank, variance: float) -> PrototypeBank:
-    """A client's own prototypes, drawn towards those of all clients by as much as its samples are too few to tell them apart.
+    """A client's own prototypes, drawn towards those of all clients as far as its samples are too few to tell them apart.
 
     Empirical Bayes: a client's class means lie around those of all with a variance τ², which is what their squared
     distances have beyond the variance of a mean of n samples. Where clients are alike τ² is 0 and the result is the mean
@@ -629,8 +629,8 @@ def shrunk(own: PrototypeBank, others: PrototypeBank, variance: float) -> Protot
 
     >>> others = PrototypeBank(torch.tensor([[0.0, 0.0], [9.0, 0.0]]), torch.tensor([50.0, 50.0]))
     >>> own = PrototypeBank(torch.tensor([[5.0, 0.0], [14.0, 0.0]]), torch.tensor([4.0, 4.0]))
-    >>> shrunk(own, others, variance=1.0).means[:, 0].round().tolist(), shrunk(own, others, variance=1e6).means[:, 0].tolist()
-    ([5.0, 14.0], [0.0, 9.0])
+    >>> [shrunk(own, others, variance).means[:, 0].round().tolist() for variance in (1.0, 1e6)]
+    [[5.0, 14.0], [0.0, 9.0]]
     """
     both = own.known & others.known
     directions = (others.known.sum() - 1).clamp_min(1)

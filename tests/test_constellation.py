@@ -1,0 +1,154 @@
+"""Constellation: the discriminant rule of a federation is that of the pooled samples, and what it sends, it sends once."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import protofed as pf
+from protofed import aggregate
+from protofed.bank import PrototypeBank
+from protofed.experiment.run import build, prepare_data
+from protofed.experiment.settings import resolve
+from protofed.models.guided import CommonSpace
+from support.engines import LOOP
+from support.errors import refusal
+from support.small import SMALL, blobs
+from test_guard import LIAR, lying
+
+WIDTH = 12
+
+
+def federation_of(**changes):
+    settings = resolve("constellation", {**SMALL, "data": blobs(), "width": WIDTH, **changes}).with_engine(LOOP)
+    return build(settings)[1], prepare_data(settings)
+
+
+def finished(federation):
+    try:
+        return list(federation)
+    finally:
+        federation.engine.close()
+
+
+def pooled(data, clients):
+    """Class means, and the covariance around each client's own, by plain loops over all samples of some clients."""
+    space = CommonSpace(data.sample_shape, WIDTH)
+    rows, scatter, freedom = {}, np.zeros((WIDTH, WIDTH)), 0
+    for client in clients:
+        x, y = data.clients[client].labelled.take()
+        features = space(x).double().numpy()
+        for c in set(y.tolist()):
+            own = features[y.numpy() == c]
+            rows.setdefault(c, []).extend(own)
+            for row in own:
+                scatter += np.outer(row - own.mean(0), row - own.mean(0))
+            freedom += len(own) - 1
+    return {c: np.mean(found, 0) for c, found in rows.items()}, scatter / freedom
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_the_server_knows_the_pooled_statistics_of_all_who_took_part(participation):
+    federation, data = federation_of(rounds=4, participation=participation)
+    records = finished(federation)
+    clients = sorted({client for record in records for client in record.participants})
+    means, scatter = pooled(data, clients)
+    state = federation.state
+    assert set(means) == set(state.stars.known.nonzero().flatten().tolist())
+    for c, mean in means.items():
+        assert state.stars.means[c].numpy() == pytest.approx(mean, abs=1e-4)
+    assert state.scatter.means.numpy() == pytest.approx(scatter, abs=1e-4)
+
+
+def test_the_nearest_prototype_is_the_nearest_mean_by_the_covariance():
+    federation, data = federation_of(rounds=2, shrinkage=0.2, trust=0.5)
+    finished(federation)
+    state = federation.state
+    means, scatter = pooled(data, range(len(data.clients)))
+    within = 0.8 * scatter + 0.2 * np.eye(WIDTH) * np.trace(scatter) / WIDTH
+    x, _ = data.clients[0].test.take()
+    features = CommonSpace(data.sample_shape, WIDTH)(x)
+    distances = state.bank.distances(features @ state.map.T)
+    classes = sorted(means)
+    for row, found in zip(features.double().numpy(), distances, strict=True):
+        wanted = [0.5 * (row - means[c]) @ np.linalg.solve(within, row - means[c]) for c in classes]
+        # the map leaves out what is the same for all classes, so differences are compared
+        wanted, got = np.array(wanted), found[classes].double().numpy()
+        assert got - got[0] == pytest.approx(wanted - wanted[0], rel=1e-3, abs=1e-3)
+
+
+def test_statistics_are_sent_once():
+    federation, _ = federation_of(rounds=3, width=64)
+    first, *later = (sum(record.up.values()) for record in finished(federation))
+    assert all(size < first / 4 for size in later)
+
+
+def test_a_first_upload_that_is_absurd_is_refused_and_the_others_stand():
+    federation, data = federation_of(rounds=2)
+
+    def huge(bundle):
+        stars = bundle.banks["stars"]
+        return pf.wire.Bundle(
+            banks={**bundle.banks, "stars": PrototypeBank(1e9 * stars.means, stars.counts)}, scalars=bundle.scalars
+        )
+
+    records = finished(lying(federation, huge, round=1))
+    assert list(records[0].dropped) == [LIAR]
+    means, _ = pooled(data, [c for c in range(len(data.clients)) if c != LIAR])
+    for c, mean in means.items():
+        assert federation.state.stars.means[c].numpy() == pytest.approx(mean, abs=1e-4)
+
+
+@given(st.integers(2, 5), st.integers(1, 9), st.floats(0, 30), st.integers(0, 10**6))
+def test_shrunk_prototypes_lie_between_both_by_the_variance_beyond_chance(classes, samples, apart, seed):
+    rng = np.random.default_rng(seed)
+    others, own = rng.normal(size=(2, classes, 4))
+    own = others + apart * own
+    bank = lambda means, n: PrototypeBank(torch.tensor(means), torch.full((classes,), float(n)).double())  # noqa: E731
+    found = aggregate.shrunk(bank(own, samples), bank(others, 99), variance=2.0).means.numpy()
+    directions = max(classes - 1, 1)
+    beyond = [((own[c] - others[c]) ** 2).sum() / directions - 2.0 / samples for c in range(classes)]
+    between = max(np.mean(beyond), 0)
+    share = between / (between + 2.0 / samples)
+    assert found == pytest.approx(others + share * (own - others), abs=1e-9)
+
+
+def test_classes_that_one_side_lacks_have_the_other_sides_prototype():
+    own = PrototypeBank(torch.tensor([[1.0], [5.0], [0.0]]), torch.tensor([2.0, 2.0, 0.0]))
+    others = PrototypeBank(torch.tensor([[1.0], [0.0], [7.0]]), torch.tensor([9.0, 0.0, 9.0]))
+    found = aggregate.shrunk(own, others, 1.0)
+    assert found.known.all() and found.means.flatten().tolist() == [1.0, 5.0, 7.0]
+
+
+def test_unknown_classes_have_rows_of_zeros():
+    bank = PrototypeBank(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]), torch.tensor([5.0, 0.0, 5.0]))
+    prototypes, map = aggregate.discriminants(bank, torch.eye(2))
+    assert prototypes.known.tolist() == [True, False, True]
+    assert torch.isfinite(map).all() and not map[1].any() and not prototypes.means[1].any()
+
+
+def test_one_sample_of_each_class_gives_no_covariance_and_no_nonsense():
+    federation, _ = federation_of(rounds=2, shot=1, spread=0)
+    finished(federation)
+    assert torch.isfinite(federation.state.map).all() and torch.isfinite(federation.state.bank.means).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 7), (20,), (5,), (3, 4)])
+def test_the_common_space_is_the_same_everywhere(shape):
+    x = torch.randn(4, *shape)
+    one, two = CommonSpace(shape, WIDTH)(x), CommonSpace(shape, WIDTH)(x)
+    assert one.shape == (4, WIDTH) and torch.equal(one, two)
+
+
+def test_what_makes_no_sense_is_refused_in_one_line():
+    assert "shrinkage" in refusal(lambda: resolve("constellation", {**SMALL, "shrinkage": 0.0}))
+    assert "features as data" in refusal(lambda: federation_of(train="head"))
+
+
+@pytest.mark.slow
+def test_clients_know_classes_that_they_never_saw():
+    keys = {"data": "digits", "way": 3, "shot": 15, "clients": 10, "rounds": 8, "lr": 0.05, "scope": "all"}
+    keys |= {"candidates": "all", "silhouette": False, "snapshots": 0}
+    together, alone = (pf.run("constellation", **keys, control=control) for control in ("", "own"))
+    assert together.accuracy_prototype > 0.8 > 0.5 > alone.accuracy_prototype
