@@ -1,0 +1,127 @@
+"""The study of methods that send prototypes, in real settings: `python benchmarks/study.py [SETTING …]`, or `--table`.
+
+Needs data/study, which benchmarks/study_data.py makes. Each setting of benchmarks/study is a comparison of three seeds,
+which is continued where it was cut off, and is packed into docs/results/study; then docs/results/study.md is written.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from protofed.results.gains import gain_text, half_interval
+
+HERE, OUT = Path(__file__).parent / "study", Path("docs/results/study")
+PRIVATE = ["fedproto", "fedsap", "fedpagr", "fedapa", "fedmps"]
+OURS, CONTROL, SHARED = "constellation", "constellation control", "constellation shared"
+ROWS = [
+    *PRIVATE,
+    "fedavg",
+    OURS,
+    f"{CONTROL}=constellation?control=own",
+    f"{SHARED}=constellation?average_weights=true",
+]
+ABLATION = {  # the rows of the ablation, in the settings that take seconds a run
+    "64 features": "width=64",
+    "128 features": "width=128",
+    "trust 0.3": "trust=0.3",
+    "shrinkage 0.3": "shrinkage=0.3",
+    "wrong classes": "control=shuffled",
+}
+ABLATED = ("text", "activity", "fashion")
+Figures = dict[str, dict[int, float]]  # by row and seed
+
+
+def compared(name: str, rows: list[str], folder: Path, *more: str) -> None:
+    """Run a comparison, or what is left of it, and pack it."""
+    if not (OUT / folder.name).exists():
+        words = ["--config", str(HERE / f"{name}.toml"), "--seeds", "3", "--jobs", "1", "--out", str(folder), *more]
+        subprocess.run([sys.executable, "-m", "protofed", "compare", *rows, *words], check=True)
+        subprocess.run([sys.executable, "-m", "protofed", "pack", str(folder), str(OUT / folder.name)], check=True)
+
+
+def figures(folder: Path) -> tuple[Figures, dict[str, float]]:
+    """The accuracy of each row and seed, in %, and the MB of a run: by mix where a method mixes, else by the better of
+    head and prototype, by its mean over the seeds."""
+    labels = {v["folder"]: v["label"] for v in json.loads((folder / "comparison.json").read_text())["variants"]}
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    sent: dict[str, float] = {}
+    for key, summary in json.loads((folder / "summaries.json").read_text()).items():
+        label = labels[key.rpartition("-seed")[0]]
+        for way in ("head", "prototype", "mix"):
+            if f"accuracy_{way}" in summary["last_five"]:
+                value = 100 * summary["last_five"][f"accuracy_{way}"]
+                found.setdefault(label, {}).setdefault(way, {})[summary["seed"]] = value
+        sent[label] = (summary["total_bytes_up"] + summary["total_bytes_down"]) / 1e6
+    best = {}
+    for label, ways in found.items():
+        way = "mix" if "mix" in ways else max(ways, key=lambda w: statistics.fmean(ways[w].values()))
+        best[label] = ways[way]
+    return best, sent
+
+
+def mean(values: dict[int, float]) -> float:
+    return statistics.fmean(values.values())
+
+
+def gain(one: dict[int, float], other: dict[int, float]) -> str:
+    """The difference of two rows, seed by seed, ± half of its 95 % interval."""
+    differences = [one[seed] - other[seed] for seed in one if seed in other]
+    return gain_text(statistics.fmean(differences), half_interval(differences), 1)
+
+
+def write_tables() -> None:
+    """Write docs/results/study.md and study-ablation.md from the packed comparisons."""
+    names = [p.stem for p in sorted(HERE.glob("*.toml")) if (OUT / p.stem).exists()]
+    measured = {name: figures(OUT / name) for name in names}
+    rows = ["local", *PRIVATE, "fedavg", CONTROL, OURS, SHARED]
+    lines = ["| | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
+    for row in rows:
+        cells = [f"{mean(measured[n][0][row]):.1f}" if row in measured[n][0] else "–" for n in names]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    for what, others in (
+        ("the best other that keeps models", PRIVATE),
+        ("Local", ["local"]),
+        ("the control", [CONTROL]),
+    ):
+        cells = []
+        for name in names:
+            found = measured[name][0]
+            other = max((o for o in others if o in found), key=lambda o: mean(found[o]))
+            cells.append(gain(found[OURS], found[other]) + (f" ({other})" if len(others) > 1 else ""))
+        lines.append(f"| *constellation − {what}* | " + " | ".join(cells) + " |")
+    cells = []
+    for name in names:
+        found = {k: v for k, v in measured[name][0].items() if k not in (SHARED, OURS, CONTROL)}
+        other = max(found, key=lambda o: mean(found[o]))
+        cells.append(f"{gain(measured[name][0][SHARED], found[other])} ({other})")
+    lines.append("| *shared − the best of all others* | " + " | ".join(cells) + " |")
+    for row in ("fedproto", OURS, SHARED):
+        lines.append(f"| MB of {row} | " + " | ".join(f"{measured[n][1][row]:.1f}" for n in names) + " |")
+    Path("docs/results/study.md").write_text("\n".join(lines) + "\n")
+    ablated = [name for name in ABLATED if (OUT / f"{name}-ablation").exists()]
+    lines = ["| | " + " | ".join(f"{name}, MB" for name in ablated) + " |", "| --- |" + " ---: |" * len(ablated)]
+    for row in (OURS, *ABLATION):
+        cells = []
+        for name in ablated:
+            best, sent = measured[name] if row == OURS else figures(OUT / f"{name}-ablation")
+            cells.append(f"{mean(best[row]):.1f}, {sent[row]:.1f}")
+        lines.append(f"| {'as it is' if row == OURS else row} | " + " | ".join(cells) + " |")
+    Path("docs/results/study-ablation.md").write_text("\n".join(lines) + "\n")
+
+
+def main(words: list[str]) -> None:
+    if "--table" not in words:
+        for name in words or [path.stem for path in sorted(HERE.glob("*.toml"))]:
+            compared(name, ROWS, Path("runs/study") / name)
+            if name in ABLATED:
+                rows = [f"{label}=constellation?{settings}" for label, settings in ABLATION.items()]
+                compared(name, rows, Path("runs/study") / f"{name}-ablation", "--no-local")
+    write_tables()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
