@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TypeVar, cast
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -31,7 +31,7 @@ def on_cores(number: int) -> Iterator[None]:
     if number < 2:
         yield
         return
-    with ThreadPoolExecutor(number) as pool:
+    with ThreadPoolExecutor(number - 1) as pool:
         token = _pool.set(pool)
         try:
             yield
@@ -55,4 +55,17 @@ def in_pieces(function: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
     pool = _pool.get()
     if pool is None or len(pieces) < 2:
         return [function(piece) for piece in pieces]
-    return list(pool.map(function, pieces))
+    results: list[R | None] = [None] * len(pieces)
+    numbers = iter(range(len(pieces)))
+
+    def compute() -> None:
+        for number in numbers:  # each thread takes the next piece that nobody has
+            results[number] = function(pieces[number])
+
+    others = [pool.submit(compute) for _ in range(min(pool._max_workers, len(pieces) - 1))]
+    try:
+        compute()  # the caller is one of the threads, so that it need not be woken
+    finally:
+        for other in others:
+            other.result()
+    return cast("list[R]", results)

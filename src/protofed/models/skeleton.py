@@ -12,6 +12,7 @@ from . import norm
 from .base import Levels, Output
 
 EVAL_BATCH = 512
+SMALL_SAMPLE, SMALL_BATCH = 256, 2048  # vectors of at most so many values are evaluated in larger pieces
 Weights = Mapping[str, Tensor]
 
 
@@ -50,7 +51,7 @@ class Skeleton:
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
     def outputs(self, x: Tensor, weights: Weights | None = None) -> Output:
-        """Embeddings and logits in eval mode, without gradient, in pieces of `EVAL_BATCH` samples.
+        """Embeddings and logits in eval mode, without gradient, in pieces of `EVAL_BATCH` samples, or more of short vectors.
 
         Args:
             x: Samples.
@@ -61,8 +62,9 @@ class Skeleton:
         """
         self.module.eval()
         run = self.module if weights is None else lambda piece: functional_call(self.module, dict(weights), (piece,))
+        short = x.ndim == 2 and x.shape[1] <= SMALL_SAMPLE and x.is_floating_point()
         with torch.no_grad():
-            parts = [run(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
+            parts = [run(self.arranged(piece)) for piece in x.split(SMALL_BATCH if short else EVAL_BATCH)]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
     def collect(self, pieces: Iterable[Tensor]) -> None:
