@@ -208,7 +208,7 @@ class VisitedStack:
         lengths = np.array([s.index.shape[0] for s in samples])
         same = all(s.index is samples[0].index for s in samples)
         index = samples[0].index[None] if same else padded([s.index for s in samples])[0]
-        predicted, outputs = predicted_classes(
+        classes, outputs = predicted_classes(
             self.skeleton, self.weights, samples[0].x, index, banks, predict.scores, kept
         )
         for place, k in enumerate(kept):
@@ -217,7 +217,7 @@ class VisitedStack:
         y = torch.cat(labels).cpu().numpy()
         owner = np.repeat(np.arange(len(samples)), lengths)
         mask = np.arange(index.shape[1]) < lengths[:, None]
-        by_head, *others = [Confusions.of(owner, y, p.cpu().numpy()[mask], len(samples)) for p in predicted]
+        by_head, *others = [Confusions.of(owner, y, p[mask], len(samples)) for p in classes]
         if not others:
             return by_head, Confusions.listed([None] * len(samples))
         distinct = {id(bank): bank for bank in banks}
