@@ -23,7 +23,7 @@ from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
 from ..models.precision import with_precision
 from ..models.quick import with_quick_layers
-from ..models.skeleton import EVAL_BATCH, Skeleton
+from ..models.skeleton import Skeleton, piece_size
 from ..wire import Bundle, Message
 from . import judge
 from .batches import ClientSizes, Task, every_sample
@@ -443,14 +443,15 @@ class PlainEngine:
         test, pieces = self.data.central_test, []
         for clients in [] if self.model_for_each or test is None else self._sharers(downloads):
             if test is not None and any(samples_of(self.data, c, options.part).x is test.x for c in clients):
-                pieces += [(clients[0], row) for row in range(0, len(test.x), EVAL_BATCH)]
+                pieces += [(clients[0], row) for row in range(0, len(test.x), piece_size(test.x))]
         return pieces
 
     def run_piece(self, downloads: Downloads, client: int, row: int) -> Output:
         """The outputs of one piece of the central test set."""
         assert self.data.central_test is not None
         self._load(self.message(downloads, client), client)
-        return self.skeleton.outputs(self.data.central_test.x[row : row + EVAL_BATCH])
+        x = self.data.central_test.x
+        return self.skeleton.outputs(x[row : row + piece_size(x)])
 
     def kept_bank(self, client: int) -> PrototypeBank | None:
         """A client's prototypes under the model by which it is evaluated, where training has computed them."""
