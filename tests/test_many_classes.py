@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protofed import aggregate, wire
 from protofed.bank import LARGE, PrototypeBank, SparseBank
@@ -149,3 +151,35 @@ def test_rules_in_pieces_do_not_depend_on_the_number_of_cores(cores):
     with on_cores(cores):
         assert in_pieces(lambda k: k * k, range(9)) == [k * k for k in range(9)]
         assert all(torch.equal(a, b) for a, b in zip(alone, results(), strict=True))
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_models_in_shared_memory_are_stacked_in_any_order_of_slots(taken, random):
+    """A stack has each client's current model, or the initial one, wherever the models lie."""
+    start = {"a": torch.full((2, 3), -1.0), "b": torch.full((1,), -2.0)}
+    states = SharedStates([start], [0] * len(taken), True, (2, 4))
+    expected = {}
+    for client, times in enumerate(taken):
+        expected[client] = start
+        for time in range(times):
+            expected[client] = {n: torch.full_like(v, 10.0 * client + time) for n, v in start.items()}
+            states[client] = ClientState(expected[client])
+            states.commit(client, states.pending.pop(client), b"")
+    clients = random.sample(range(len(taken)), random.randint(1, len(taken)))
+    for order in (clients, sorted(clients), list(range(len(taken)))):
+        stacked = states.stacked(order, start)
+        for name in start:
+            assert torch.equal(stacked[name], torch.stack([expected[c][name] for c in order]))
+            assert stacked[name].is_contiguous()
+    assert states.holders(clients) == {c for c in clients if taken[c]}
+
+
+def test_an_error_in_a_piece_is_that_of_the_whole():
+    def divide(piece):
+        return 1 / piece
+
+    for cores in (1, 2, 4):
+        with on_cores(cores), pytest.raises(ZeroDivisionError):
+            in_pieces(divide, [1, 2, 0, 4])
+        with on_cores(cores):
+            assert in_pieces(divide, [1, 2, 4]) == [1, 0.5, 0.25]

@@ -214,7 +214,10 @@ class PrototypeBank:
             d = 1 - unit(z) @ unit(self.means).transpose(-1, -2)
         elif metric in ("squared", "euclidean"):
             z, p = single(z), single(self.means)
-            d = (z * z).sum(-1)[..., :, None] - 2 * z @ p.transpose(-1, -2) + (p * p).sum(-1)[..., None, :]
+            d = (
+                torch.sub((z * z).sum(-1)[..., :, None], z @ p.transpose(-1, -2), alpha=2)
+                + (p * p).sum(-1)[..., None, :]
+            )
             d = d.clamp_min(0)
             d = torch.sqrt(d + TINY) if metric == "euclidean" else d
         else:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import TypeVar, cast
 
 P = TypeVar("P")
 R = TypeVar("R")
 
-_pool: ContextVar[ThreadPoolExecutor | None] = ContextVar("pool", default=None)
+_helpers: ContextVar[tuple[ThreadPoolExecutor, int] | None] = ContextVar("helpers", default=None)
+"""The threads beside the caller's, and their number."""
 
 
 @contextmanager
@@ -31,12 +32,12 @@ def on_cores(number: int) -> Iterator[None]:
     if number < 2:
         yield
         return
-    with ThreadPoolExecutor(number) as pool:
-        token = _pool.set(pool)
+    with ThreadPoolExecutor(number - 1) as pool:
+        token = _helpers.set((pool, number - 1))
         try:
             yield
         finally:
-            _pool.reset(token)
+            _helpers.reset(token)
 
 
 def in_pieces(function: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
@@ -52,7 +53,21 @@ def in_pieces(function: Callable[[P], R], pieces: Sequence[P]) -> list[R]:
     >>> in_pieces(len, ["a", "bc"])
     [1, 2]
     """
-    pool = _pool.get()
-    if pool is None or len(pieces) < 2:
+    helpers = _helpers.get()
+    if helpers is None or len(pieces) < 2:
         return [function(piece) for piece in pieces]
-    return list(pool.map(function, pieces))
+    pool, threads = helpers
+    results: list[R | None] = [None] * len(pieces)
+    numbers = iter(range(len(pieces)))
+
+    def compute() -> None:
+        for number in numbers:  # each thread takes the next piece that nobody has
+            results[number] = function(pieces[number])
+
+    others = [pool.submit(compute) for _ in range(min(threads, len(pieces) - 1))]
+    try:
+        compute()  # the caller is one of the threads, so that it need not be woken
+    finally:
+        for other in others:
+            other.result()
+    return cast("list[R]", results)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .processes import Failed
+from .workloads import goal
 
 CASE = Path(__file__).with_name("server_case.py")
 THIS, OTHER = "this", "other"
@@ -47,12 +48,15 @@ WIDE: dict[str, Any] = {"clients": 80, "dim": 256, "samples": 200, "rounds": 3}
 PAGR: dict[str, Any] = WIDE | {"dim": 64, "rounds": 2, "settings": {"projection": "consensus"}}
 SMALL: dict[str, Any] = {"clients": 20, "samples": 100, "rounds": 4, "classes": 10, "dim": 64}
 CLASSES = (10, 100, 1000, 10_000)
+FASTER = {"FedTGP, 10 classes, two epochs of 100": 3.0, "FedTGP, 100 classes, two epochs of 100": 1.6}
+"""The goals of cases that are compared: times the other checkout's speed."""
 
 CASES: tuple[ServerCase, ...] = (
     _case("FedAPA, 100 clients", "round", "fedapa", "server", clients=100, **APA),
     _case("FedAPA, 1,000 clients", "round", "fedapa", "server", False, clients=1000, **APA),
     _case("FedTGP, 10 classes, two epochs of 100", "update", "fedtgp", "update", classes=10, **TGP),
     _case("FedTGP, 100 classes, two epochs of 100", "update", "fedtgp", "update", classes=100, **TGP),
+    _case("FedTGP, 10 classes, width 8", "update", "fedtgp", "update", classes=10, **TGP | {"dim": 8}),
     _case("FedPAGR, 10,000 classes", "update", "fedpagr", "update", classes=10_000, **PAGR),
     *(
         _case(f"FedAvg, {n:,} clients", "receive", "fedavg", "server", clients=n, classes=10, dim=64, upload="weights")
@@ -94,7 +98,7 @@ def measure_servers(
     Returns:
         Of each case the seconds of all rounds but the first of each process, and the memory.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in (c for c in CASES if only in c.label):
         case = case.quick() if quick else case
         say(f"  {case.label}")
@@ -109,7 +113,10 @@ def measure_servers(
                     skipped[label] = str(error)
         row = {"label": case.label, "measured": case.measured, "spec": case.spec, "skipped": skipped}
         rows.append(row | {label: _summary(answers, case.measured) for label, answers in runs.items() if answers})
-    return {"kind": "servers", "rows": rows, "goals": []}
+    compared = [row for row in rows if THIS in row and OTHER in row and row["label"] in FASTER]
+    speeds = {row["label"]: row[OTHER]["best"] / row[THIS]["best"] for row in compared}
+    goals = [goal(f"{label}: times the other's speed", speeds[label], FASTER[label], at_least=True) for label in speeds]
+    return {"kind": "servers", "rows": rows, "goals": goals}
 
 
 def _run(case: ServerCase, source: Path | None) -> dict[str, Any]:

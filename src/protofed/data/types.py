@@ -300,7 +300,7 @@ class Samples:
     index: Tensor
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.shape[0]
 
     def take(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """The samples and labels of some rows; by default of all."""
@@ -325,7 +325,7 @@ class Unlabelled:
     index: Tensor
 
     def __len__(self) -> int:
-        return len(self.index)
+        return self.index.shape[0]
 
     def take(self, rows: Tensor | slice = slice(None)) -> Tensor:
         """The samples of some rows; by default of all."""

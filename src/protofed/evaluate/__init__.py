@@ -1,7 +1,7 @@
 """Measures of a federation: accuracy, F1, MAE, AUROC, calibration, ensembles, and what the embedding space is worth."""
 
 from ..geometry import feature_space_separation, silhouette
-from .accuracy import Confusion, Scores, Snapshot, ensemble, score_client, vote
+from .accuracy import Confusion, Scores, Snapshot, ensemble, predicted, score_client, vote
 from .board import Board, summarise, whole_set
 from .confusion import Confusions
 from .embedding import Drawn, Pool, embedding_measures, pooled_measures, pooled_silhouette
@@ -26,6 +26,7 @@ __all__ = [
     "few_shot",
     "pooled_measures",
     "pooled_silhouette",
+    "predicted",
     "retrieval",
     "score_client",
     "silhouette",

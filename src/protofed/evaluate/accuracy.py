@@ -93,6 +93,17 @@ class Scores:
         return float(getattr(self, name)) if name.startswith("accuracy_") else self.measures.get(name)
 
 
+def predicted(scores: Tensor) -> np.ndarray:
+    """The class of the largest score `[...]` of scores `[..., C]`, the first one where several are equal.
+
+    >>> predicted(torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, 0.0]])).tolist()
+    [1, 0]
+    """
+    if scores.device.type != "cpu" or scores.dtype == torch.bfloat16:
+        return np.asarray(scores.argmax(-1).cpu().numpy())
+    return np.asarray(scores.detach().numpy().argmax(-1))  # with many classes several times as fast as torch's
+
+
 def score_client(
     z: Tensor,
     logits: Tensor,
@@ -122,7 +133,7 @@ def score_client(
         scores["prototype"] = prototype_scores(z, bank)
     if mixed is not None:
         scores["mix"] = mixed(z, logits)
-    confusions = {name: Confusion.of(labels, value.argmax(-1).cpu()) for name, value in scores.items()}
+    confusions = {name: Confusion.of(labels, predicted(value)) for name, value in scores.items()}
     measures: dict[str, float] = {}
     if qualities:
         for name, value in scores.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
@@ -85,6 +85,27 @@ class Task:
 def client_size(feed: Feed, data: ClientData) -> int:
     """The number of samples a client trains on, for servers that weigh clients by size."""
     return len(data.labelled) + (len(data.unlabelled or ()) if feed.reads_unlabelled else 0)
+
+
+@dataclass(frozen=True)
+class ClientSizes:
+    """How many samples every client has, counted once for all rounds."""
+
+    feed: Feed
+    data: FederatedData
+    counted: dict[str, list[int]] = field(default_factory=dict)
+
+    def training(self) -> list[int]:
+        """The number of samples that each client trains on."""
+        if "training" not in self.counted:
+            self.counted["training"] = [client_size(self.feed, client) for client in self.data.clients]
+        return self.counted["training"]
+
+    def of(self, name: str) -> list[int]:
+        """The size of one of each client's sets of samples (`"test"`); 0 where a client does not have it."""
+        if name not in self.counted:
+            self.counted[name] = [len(getattr(client, name) or ()) for client in self.data.clients]
+        return self.counted[name]
 
 
 def planned_steps(task: Task, data: ClientData, client: int, round: int) -> Iterable[Step]:

@@ -23,13 +23,13 @@ from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
 from ..models.precision import with_precision
 from ..models.quick import with_quick_layers
-from ..models.skeleton import EVAL_BATCH, Skeleton
+from ..models.skeleton import Skeleton, piece_size
 from ..wire import Bundle, Message
 from . import judge
-from .batches import Task, every_sample
+from .batches import ClientSizes, Task, every_sample
 from .judge import Evaluation, SampleSet, samples_of
 from .local import ClientState, MemoryStates, Outcome, train_client, trained_client, with_memory
-from .visits import LoadedModel, PlainVisit
+from .visits import LoadedModel, PlainVisit, TakenSamples
 
 SERVER = -1  # the server's number among the random streams
 DECODED = 2  # how many decoded messages are kept; most often all clients are sent the same one
@@ -161,8 +161,8 @@ class Engine(Protocol):
 class SharedStore(Protocol):
     """A store of clients' states in memory that several processes share, with the clients' models side by side."""
 
-    def holders(self) -> frozenset[int]:
-        """The clients that have a state."""
+    def holders(self, clients: Iterable[int]) -> frozenset[int]:
+        """Those of the clients that have a state."""
         ...
 
     def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -216,6 +216,11 @@ class PlainEngine:
         self.decoded: dict[tuple[int, int], Bundle] = {}
         self.central: dict[tuple[int, int], Output] = {}  # outputs of the central test set that other processes gave
         self.families: dict[str, np.ndarray] = {}  # for each set of samples: who has the same samples and classes
+
+    @cached_property
+    def sizes(self) -> ClientSizes:
+        """How many samples the clients have."""
+        return ClientSizes(self.method.feed, self.data)
 
     def _skeleton(self, module: torch.nn.Module) -> Skeleton:
         module = with_convolutions(module, LeanConv2d) if self.lean else module
@@ -313,10 +318,10 @@ class PlainEngine:
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients, one model after another."""
-        candidates = judge.Candidates(self.method.predict, options)
+        candidates, taken = judge.Candidates(self.method.predict, options), TakenSamples()
         boards = []
         for clients in self._sharers(downloads):
-            message, model = self._loaded(downloads, clients[0], options)
+            message, model = self._loaded(downloads, clients[0], options, taken)
             boards.append(self._scored(clients, PlainVisit(clients[0], message, model, self.kept_bank), candidates))
         return Board.joined(boards, downloads.clients)
 
@@ -367,19 +372,23 @@ class PlainEngine:
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
         """Every client with its model loaded. A visit is valid until the next one begins."""
+        taken = TakenSamples()
         for clients in self._sharers(downloads):
-            message, model = self._loaded(downloads, clients[0], options)
+            message, model = self._loaded(downloads, clients[0], options, taken)
             for client in clients:
                 yield PlainVisit(client, message, model, self.kept_bank)
 
     def _sharers(self, downloads: Downloads) -> list[list[int]]:
         """Groups of clients that are evaluated by the same model and were sent the same message."""
-        own = self.own_models(downloads.clients)
-        sharers: dict[int, list[int]] = {}
-        for client, audience in downloads.audience.items():
-            if client not in own:
-                sharers.setdefault(audience, []).append(client)
-        return [*([client] for client in downloads.audience if client in own), *sharers.values()]
+        own, audience = self.own_models(downloads.clients), downloads.audience
+        sharers: dict[int, list[int]] = {number: [] for number in audience.values()}
+        others = [client for client in audience if client not in own]
+        if len(sharers) == 1:  # most often all clients are sent the same
+            sharers = dict.fromkeys(sharers, others)
+        else:
+            for client in others:
+                sharers[audience[client]].append(client)
+        return [*([client] for client in audience if client in own), *filter(None, sharers.values())]
 
     def own_models(self, clients: Collection[int]) -> Collection[int]:
         """The clients that are evaluated by another model than the others: not by a global one, nor by the initial one."""
@@ -387,13 +396,15 @@ class PlainEngine:
             return ()
         if self.inputs.own_start or self.method.predict.tuning:
             return frozenset(clients)
-        return self.states.holders() if isinstance(self.states, SharedStore) else self.states
+        return self.states.holders(clients) if isinstance(self.states, SharedStore) else self.states
 
-    def _loaded(self, downloads: Downloads, client: int, options: Evaluation) -> tuple[Bundle, LoadedModel]:
+    def _loaded(
+        self, downloads: Downloads, client: int, options: Evaluation, taken: TakenSamples
+    ) -> tuple[Bundle, LoadedModel]:
         """The message to a client, and the model by which it is evaluated."""
         message = self.message(downloads, client)
         self._load(message, client)
-        model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes)
+        model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes, taken)
         model.central = self.central.get((downloads.serial, downloads.audience[client]))
         return message, model
 
@@ -436,14 +447,15 @@ class PlainEngine:
         test, pieces = self.data.central_test, []
         for clients in [] if self.model_for_each or test is None else self._sharers(downloads):
             if test is not None and any(samples_of(self.data, c, options.part).x is test.x for c in clients):
-                pieces += [(clients[0], row) for row in range(0, len(test.x), EVAL_BATCH)]
+                pieces += [(clients[0], row) for row in range(0, len(test.x), piece_size(test.x))]
         return pieces
 
     def run_piece(self, downloads: Downloads, client: int, row: int) -> Output:
         """The outputs of one piece of the central test set."""
         assert self.data.central_test is not None
         self._load(self.message(downloads, client), client)
-        return self.skeleton.outputs(self.data.central_test.x[row : row + EVAL_BATCH])
+        x = self.data.central_test.x
+        return self.skeleton.outputs(x[row : row + piece_size(x)])
 
     def kept_bank(self, client: int) -> PrototypeBank | None:
         """A client's prototypes under the model by which it is evaluated, where training has computed them."""

@@ -17,7 +17,18 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..data.types import FederatedData, Samples
-from ..evaluate import Confusion, Drawn, Pool, Scores, Snapshot, embedding_measures, score_client, silhouette, vote
+from ..evaluate import (
+    Confusion,
+    Drawn,
+    Pool,
+    Scores,
+    Snapshot,
+    embedding_measures,
+    predicted,
+    score_client,
+    silhouette,
+    vote,
+)
 from ..evaluate.accuracy import SHARE
 from ..models.base import Output
 from ..parts import Mix, Predict
@@ -214,7 +225,7 @@ class Counting:
         by_head, output = self.counted.get(rows), None
         if by_head is None:
             output = visit.outputs(self.options.part)
-            by_head = self.counted[rows] = _confusion(samples, output.logits.argmax(-1))
+            by_head = self.counted[rows] = _confusion(samples, output.logits)
         if not self.options.prototypes:
             return by_head, None, True
         bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
@@ -224,7 +235,7 @@ class Counting:
         by_prototype = None
         if bool(bank.known.any()):
             output = output or visit.outputs(self.options.part)
-            by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank).argmax(-1))
+            by_prototype = _confusion(samples, self.predict.scores(output.embedding, bank))
         if shared:  # then the candidates keep the bank, and its id stays its own
             self.counted[key] = by_prototype
         return by_head, by_prototype, shared
@@ -235,9 +246,9 @@ def bytes_of(classes: Tensor) -> bytes:
     return bytes(classes.cpu().numpy())
 
 
-def _confusion(samples: Samples, predicted: Tensor) -> Confusion:
-    """The confusion of samples with their predicted classes."""
-    return Confusion.of(samples.labels.cpu(), predicted.cpu())
+def _confusion(samples: Samples, scores: Tensor) -> Confusion:
+    """The confusion of samples with the classes of their largest scores."""
+    return Confusion.of(samples.labels.cpu(), predicted(scores))
 
 
 def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:

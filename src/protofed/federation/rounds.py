@@ -327,22 +327,24 @@ class Federation:
         stacks = self.exchange.common_message(self.state, names)
         common = None if stacks.empty else 0
         messages: list[bytes] = [] if stacks.empty else [wire.encode(stacks)]
-        down: Counter[str] = Counter()
         number: dict[Hashable, int] = {}
-        sizes: dict[Hashable, Counter[str]] = {}
+        sizes: dict[int, Counter[str]] = {}
         audience: dict[int, int] = {}
+        addressed, owner = self.exchange.addressed(names), self.engine.owner
         for client in clients:
-            architecture = self.engine.owner[client]
-            key = self.exchange.audience(self.state, client, round, names), architecture
+            architecture = owner[client]
+            key = self.state.audience(client, round) if addressed else None, architecture
             if key not in number:
                 content = self.exchange.own_message(self.state, client, round, names)
                 content = for_architecture(content, architecture) if self.mixed else content
                 number[key] = len(messages)
                 messages.append(wire.encode(content))
                 whole = content.with_others(stacks, client)
-                sizes[key] = wire.sizes(messages[-1]) if common is None else wire.encoded_sizes(whole)
+                sizes[number[key]] = wire.sizes(messages[-1]) if common is None else wire.encoded_sizes(whole)
             audience[client] = number[key]
-            down.update(sizes[key])
+        down: Counter[str] = Counter()
+        for message, receivers in Counter(audience.values()).items():
+            down.update({kind: receivers * size for kind, size in sizes[message].items()})
         purpose = "train" if names is None else "evaluate"
         return Downloads(round, messages, audience, purpose, common=common), down
 

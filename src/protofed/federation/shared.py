@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -86,19 +86,35 @@ class SharedStates(MutableMapping[int, ClientState]):
             bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
 
-    def holders(self) -> frozenset[int]:
-        """The clients that have a state."""
-        return frozenset(client for client, slot in enumerate(bytes(self.current)) if slot)
+    def holders(self, clients: Iterable[int]) -> frozenset[int]:
+        """Those of the clients that have a state."""
+        slots = self.current[:]
+        return frozenset([client for client in clients if slots[client]])
 
     def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
         architecture, size = self.owner[clients[0]], sum(value.numel() for value in start.values())
-        initial = torch.cat([start[name].reshape(-1) for name in self.starts[architecture]])
-        slots = [self._slot(c, self.current[c])[:size] if self.current[c] else initial for c in clients]
-        pieces = torch.stack(slots).split(self.pieces[architecture][:-2], dim=1)
+        pieces = self._models(clients, size, start).split(self.pieces[architecture][:-2], dim=1)
         # copies, because the last bits of a product depend on the alignment of its operands
         shapes = {name: (len(clients), *value.shape) for name, value in self.starts[architecture].items()}
         return {name: p.contiguous().view(shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
+
+    def _models(self, clients: Sequence[int], size: int, start: Mapping[str, Tensor]) -> Tensor:
+        """The models as rows of one tensor. Where they lie at even distances, as after a round of all clients, it is a
+        view."""
+        slots = [self.current[client] for client in clients]
+        whole = self.sizes[self.owner[clients[0]]]
+        places = [self.begin[client] + (slot - 1) * whole for client, slot in zip(clients, slots, strict=True)]
+        steps = {after - before for before, after in pairwise(places)}
+        if all(slots) and len(steps) == 1 and min(steps) > 0:
+            step = steps.pop()
+            memory = torch.frombuffer(
+                self.memory, dtype=torch.float32, count=places[-1] + size - places[0], offset=4 * places[0]
+            )
+            return memory.as_strided((len(clients), size), (step, 1))
+        initial = torch.cat([start[name].reshape(-1) for name in self.starts[self.owner[clients[0]]]])
+        held = zip(clients, slots, strict=True)
+        return torch.stack([self._slot(client, slot)[:size] if slot else initial for client, slot in held])
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write into the slot that is not current; `commit` makes it the current one."""

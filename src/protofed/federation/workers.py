@@ -28,7 +28,7 @@ from ..errors import ProtofedError
 from ..evaluate import Board
 from ..models.base import Output
 from ..wire import Bundle, Message
-from .batches import client_size
+from .batches import ClientSizes
 from .engine import Downloads, Taught, in_order
 from .judge import Evaluation
 from .local import ClientState, Outcome
@@ -90,6 +90,7 @@ class WorkerEngine:
         self.inner = inner
         self.starts, self.owner, self.dim, self.parameters = inner.starts, inner.owner, inner.dim, inner.parameters
         self.method, self.data = inner.method, inner.data
+        self.sizes = ClientSizes(self.method.feed, self.data)
         if any(v.dtype != torch.float32 or v.device.type != "cpu" for start in self.starts for v in start.values()):
             raise ProtofedError("engine=workers holds float32 models on the CPU; choose engine=stack or engine=loop")
         keeps_model = self.method.exchange.keeps_model
@@ -178,9 +179,8 @@ class WorkerEngine:
 
     def _work(self, group: Sequence[int], of_tests: bool = False) -> int:
         """An estimate of a group's time. The longest groups are started first, so that the last one is short."""
-        members = [self.data.clients[c] for c in group]
-        samples = sum(len(c.test) if of_tests else client_size(self.method.feed, c) for c in members)
-        return samples * self.parameters[self.owner[group[0]]]
+        sizes = self.sizes.of("test") if of_tests else self.sizes.training()
+        return sum(sizes[client] for client in group) * self.parameters[self.owner[group[0]]]
 
     def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
         return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}

@@ -21,7 +21,7 @@ from .checks import at_least_one, not_negative
 from .client import Network, Terms
 from .server import Setup, State, state
 
-CLASSES, ROWS = 250, 256  # of a piece of the server's network
+CLASSES, ROWS = 50, 256  # of a piece of the server's network, at least
 
 
 @state
@@ -131,7 +131,8 @@ class Generator:
         hidden, self.output, to_output, to_hidden = (torch.empty_like(classes) for _ in range(4))
         self.square = classes.new_empty(len(classes))
         by_class = (classes, hidden, self.output, self.square, to_output, to_hidden)
-        self.pieces = [ClassPiece(*columns) for columns in zip(*(t.split(CLASSES) for t in by_class), strict=True)]
+        self.number = max(1, len(classes) // CLASSES)
+        self.pieces = [ClassPiece(*columns) for columns in zip(*(t.chunk(self.number) for t in by_class), strict=True)]
         rows = ROWS if len(self.pieces) > 1 else classes.shape[1]
         self.row_pieces = [
             RowPiece(weight, bias, gradient, inputs)
@@ -169,7 +170,7 @@ class Generator:
         square = torch.addmm(square, z, self.prototypes().T, alpha=-2).add_(self.square)
         distance = square.clamp_min(TINY).sqrt_()
         pull = (member - (raised - distance).softmax(-1)).div_(distance).masked_fill_(square <= TINY, 0.0).div_(len(z))
-        pulls = zip(self.pieces, pull.split(CLASSES, dim=1), strict=True)
+        pulls = zip(self.pieces, pull.chunk(self.number, dim=1), strict=True)
         steps = in_pieces(lambda pair: self._backward(*pair, z), list(pulls))
         if len(self.pieces) > 1:
             in_pieces(self._change, self.row_pieces)

@@ -12,7 +12,14 @@ from . import norm
 from .base import Levels, Output
 
 EVAL_BATCH = 512
+SMALL_SAMPLE, SMALL_BATCH = 256, 2048  # vectors of at most so many values are evaluated in larger pieces
 Weights = Mapping[str, Tensor]
+
+
+def piece_size(x: Tensor) -> int:
+    """The number of samples that are evaluated at once: `EVAL_BATCH`, or more of short vectors."""
+    short = x.ndim == 2 and x.shape[1] <= SMALL_SAMPLE and x.is_floating_point()
+    return SMALL_BATCH if short else EVAL_BATCH
 
 
 class Skeleton:
@@ -50,7 +57,7 @@ class Skeleton:
         return x.contiguous(memory_format=self.layout) if x.ndim == 4 else x
 
     def outputs(self, x: Tensor, weights: Weights | None = None) -> Output:
-        """Embeddings and logits in eval mode, without gradient, in pieces of `EVAL_BATCH` samples.
+        """Embeddings and logits in eval mode, without gradient, in pieces of `piece_size`.
 
         Args:
             x: Samples.
@@ -62,7 +69,7 @@ class Skeleton:
         self.module.eval()
         run = self.module if weights is None else lambda piece: functional_call(self.module, dict(weights), (piece,))
         with torch.no_grad():
-            parts = [run(self.arranged(piece)) for piece in x.split(EVAL_BATCH)]
+            parts = [run(self.arranged(piece)) for piece in x.split(piece_size(x))]
         return Output(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
 
     def collect(self, pieces: Iterable[Tensor]) -> None:

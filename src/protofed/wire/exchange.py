@@ -151,10 +151,11 @@ class Exchange:
             a key that clients of one audience share. Where everything is broadcast it is one for all; otherwise the state
             says it.
         """
-        for part in self.down:
-            if (part.each or part.others) and (names is None or part.name in names):
-                return state.audience(client, round)
-        return None
+        return state.audience(client, round) if self.addressed(names) else None
+
+    def addressed(self, names: Collection[str] | None = None) -> bool:
+        """Whether some part of a message, of those that are sent, is not the same for all clients."""
+        return any((part.each or part.others) and (names is None or part.name in names) for part in self.down)
 
     def message(self, state: Sender, client: int, round: int, names: Collection[str] | None = None) -> Bundle:
         """What a client is sent.

@@ -21,7 +21,6 @@ from ...models.convolution import UnfoldConv2d, with_convolutions
 from ...models.skeleton import Skeleton
 from ...parts import Predict, Received
 from ...wire import Bundle
-from ..batches import client_size
 from ..engine import Downloads, PlainEngine, SharedStore, in_order
 from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of, score
 from ..local import ClientState, Outcome, outcome_of, with_memory
@@ -53,7 +52,8 @@ class StackEngine(PlainEngine):
         clients are ordered by size and cut into groups of nearly equal length. The clients of a group, given alone, are
         one group.
         """
-        ordered = sorted(clients, key=lambda c: -client_size(self.method.feed, self.data.clients[c]))
+        sizes = self.sizes.training()
+        ordered = sorted(clients, key=lambda c: -sizes[c])
         number = -(-len(ordered) // largest_group(self.parameters[0], self.device.type != "cpu"))
         return [ordered[len(ordered) * k // number : len(ordered) * (k + 1) // number] for k in range(number)]
 
@@ -103,13 +103,10 @@ class StackEngine(PlainEngine):
         """The clients that are evaluated in stacks, and the others. There is nothing to stack where clients share a model,
         and nothing is saved where each has many samples."""
         own, tuning = self.own_models(clients), self.method.predict.tuning > 0
-        stacked, alone = [], []
-        for client in clients:
-            if client in own and (tuning or samples_of(self.data, client, options.part).index.shape[0] < ALONE):
-                stacked.append(client)
-            else:
-                alone.append(client)
-        return stacked, alone
+        sizes = self.sizes.of(options.part)
+        stacked = [client for client in clients if client in own and (tuning or sizes[client] < ALONE)]
+        together = set(stacked)
+        return stacked, [client for client in clients if client not in together]
 
     def shares(self, downloads: Downloads, options: Evaluation) -> tuple[list[int], list[list[int]]]:
         """How an evaluation can be shared out; clients that are stacked together are one group."""
@@ -212,7 +209,7 @@ class VisitedStack:
         lengths = np.array([s.index.shape[0] for s in samples])
         same = all(s.index is samples[0].index for s in samples)
         index = samples[0].index[None] if same else padded([s.index for s in samples])[0]
-        predicted, outputs = predicted_classes(
+        classes, outputs = predicted_classes(
             self.skeleton, self.weights, samples[0].x, index, banks, predict.scores, kept
         )
         for place, k in enumerate(kept):
@@ -221,7 +218,7 @@ class VisitedStack:
         y = torch.cat(labels).cpu().numpy()
         owner = np.repeat(np.arange(len(samples)), lengths)
         mask = np.arange(index.shape[1]) < lengths[:, None]
-        by_head, *others = [Confusions.of(owner, y, p.cpu().numpy()[mask], len(samples)) for p in predicted]
+        by_head, *others = [Confusions.of(owner, y, p[mask], len(samples)) for p in classes]
         if not others:
             return by_head, Confusions.listed([None] * len(samples))
         distinct = {id(bank): bank for bank in banks}

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
 from ...bank import PrototypeBank
 from ...data.types import ClientData, Samples
+from ...evaluate import predicted
 from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton
 from .batches import padded
@@ -75,7 +77,7 @@ def predicted_classes(
     banks: Sequence[PrototypeBank],
     prototype_scores: Callable[[Tensor, PrototypeBank], Tensor],
     kept: Sequence[int],
-) -> tuple[list[Tensor], Output]:
+) -> tuple[list[np.ndarray], Output]:
     """The classes that clients predict. Embeddings and logits are given up piece by piece, but for some clients.
 
     Args:
@@ -93,17 +95,17 @@ def predicted_classes(
     same = all(bank is banks[0] for bank in banks)
     bank = banks[0] if banks and same else PrototypeBank.stack(banks) if banks else None
     scores = vmap(prototype_scores, in_dims=(0, None if same else 0))
-    predicted: list[list[Tensor]] = [[], []]
+    classes: list[list[np.ndarray]] = [[], []]
     outputs: list[list[Tensor]] = [[], []]
     clients = list(kept)
     with torch.no_grad():
         for z, logits in _pieces(skeleton, weights, x, index, {}):
-            predicted[0].append(logits.argmax(-1))
+            classes[0].append(predicted(logits))
             if bank is not None:
-                predicted[1].append(scores(z, bank).argmax(-1))
+                classes[1].append(predicted(scores(z, bank)))
             for column, value in zip(outputs, (z, logits), strict=True):
                 column.append(value[clients])
-    return [torch.cat(p, 1) for p in predicted if p], Output(*(torch.cat(column, 1) for column in outputs))
+    return [np.concatenate(p, 1) for p in classes if p], Output(*(torch.cat(column, 1) for column in outputs))
 
 
 def _run_stacked(
