@@ -17,21 +17,15 @@ from protofed.results.gains import gain_text, half_interval
 HERE, OUT = Path(__file__).parent / "study", Path("docs/results/study")
 PRIVATE = ["fedproto", "fedsap", "fedpagr", "fedapa", "fedmps"]
 OURS, CONTROL, SHARED = "constellation", "constellation control", "constellation shared"
-ROWS = [
-    *PRIVATE,
-    "fedavg",
-    OURS,
-    f"{CONTROL}=constellation?control=own",
-    f"{SHARED}=constellation?average_weights=true",
-]
-ABLATION = {  # the rows of the ablation, in the settings that take seconds a run
+OUR_ROWS = [OURS, f"{CONTROL}=constellation?control=own", f"{SHARED}=constellation?average_weights=true"]
+CHANGED = {  # what is changed of it, in the settings that take seconds a run
     "64 features": "width=64",
-    "128 features": "width=128",
+    "256 features": "width=256",
     "trust 0.3": "trust=0.3",
     "shrinkage 0.3": "shrinkage=0.3",
-    "wrong classes": "control=shuffled",
+    "wrong prototypes": "control=shuffled",
 }
-ABLATED = ("text", "activity", "fashion")
+IN_PARTS = ("text", "activity", "fashion")
 Figures = dict[str, dict[int, float]]  # by row and seed
 
 
@@ -63,6 +57,13 @@ def figures(folder: Path) -> tuple[Figures, dict[str, float]]:
     return best, sent
 
 
+def joined(
+    one: tuple[Figures, dict[str, float]], other: tuple[Figures, dict[str, float]]
+) -> tuple[Figures, dict[str, float]]:
+    """The rows of two comparisons in one setting."""
+    return {**one[0], **other[0]}, {**one[1], **other[1]}
+
+
 def mean(values: dict[int, float]) -> float:
     return statistics.fmean(values.values())
 
@@ -74,9 +75,9 @@ def gain(one: dict[int, float], other: dict[int, float]) -> str:
 
 
 def write_tables() -> None:
-    """Write docs/results/study.md and study-ablation.md from the packed comparisons."""
-    names = [p.stem for p in sorted(HERE.glob("*.toml")) if (OUT / p.stem).exists()]
-    measured = {name: figures(OUT / name) for name in names}
+    """Write docs/results/study.md and study-parts.md from the packed comparisons."""
+    names = [p.stem for p in sorted(HERE.glob("*.toml")) if (OUT / f"{p.stem}-constellation").exists()]
+    measured = {name: joined(figures(OUT / name), figures(OUT / f"{name}-constellation")) for name in names}
     rows = ["local", *PRIVATE, "fedavg", CONTROL, OURS, SHARED]
     lines = ["| | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
     for row in rows:
@@ -102,24 +103,23 @@ def write_tables() -> None:
     for row in ("fedproto", OURS, SHARED):
         lines.append(f"| MB of {row} | " + " | ".join(f"{measured[n][1][row]:.1f}" for n in names) + " |")
     Path("docs/results/study.md").write_text("\n".join(lines) + "\n")
-    ablated = [name for name in ABLATED if (OUT / f"{name}-ablation").exists()]
-    lines = ["| | " + " | ".join(f"{name}, MB" for name in ablated) + " |", "| --- |" + " ---: |" * len(ablated)]
-    for row in (OURS, *ABLATION):
-        cells = []
-        for name in ablated:
-            best, sent = measured[name] if row == OURS else figures(OUT / f"{name}-ablation")
-            cells.append(f"{mean(best[row]):.1f}, {sent[row]:.1f}")
+    names = [name for name in IN_PARTS if (OUT / f"{name}-parts").exists()]
+    lines = ["| | " + " | ".join(f"{name}, MB" for name in names) + " |", "| --- |" + " ---: |" * len(names)]
+    parts = {name: joined(measured[name], figures(OUT / f"{name}-parts")) for name in names}
+    for row in (OURS, *CHANGED):
+        cells = [f"{mean(parts[name][0][row]):.1f}, {parts[name][1][row]:.1f}" for name in names]
         lines.append(f"| {'as it is' if row == OURS else row} | " + " | ".join(cells) + " |")
-    Path("docs/results/study-ablation.md").write_text("\n".join(lines) + "\n")
+    Path("docs/results/study-parts.md").write_text("\n".join(lines) + "\n")
 
 
 def main(words: list[str]) -> None:
     if "--table" not in words:
         for name in words or [path.stem for path in sorted(HERE.glob("*.toml"))]:
-            compared(name, ROWS, Path("runs/study") / name)
-            if name in ABLATED:
-                rows = [f"{label}=constellation?{settings}" for label, settings in ABLATION.items()]
-                compared(name, rows, Path("runs/study") / f"{name}-ablation", "--no-local")
+            compared(name, [*PRIVATE, "fedavg"], Path("runs/study") / name)
+            compared(name, OUR_ROWS, Path("runs/study") / f"{name}-constellation", "--no-local")
+            if name in IN_PARTS:
+                rows = [f"{label}=constellation?{settings}" for label, settings in CHANGED.items()]
+                compared(name, rows, Path("runs/study") / f"{name}-parts", "--no-local")
     write_tables()
 
 

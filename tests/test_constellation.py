@@ -11,6 +11,7 @@ from protofed import aggregate
 from protofed.bank import PrototypeBank
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
+from protofed.methods.constellation import half_of, whole_of
 from protofed.models.guided import CommonSpace
 from support.engines import LOOP
 from support.errors import refusal
@@ -58,7 +59,7 @@ def test_the_server_knows_the_pooled_statistics_of_all_who_took_part(participati
     assert set(means) == set(state.stars.known.nonzero().flatten().tolist())
     for c, mean in means.items():
         assert state.stars.means[c].numpy() == pytest.approx(mean, abs=1e-4)
-    assert state.scatter.means.numpy() == pytest.approx(scatter, abs=1e-4)
+    assert whole_of(state.scatter.means).numpy() == pytest.approx(scatter, abs=1e-4)
 
 
 def test_the_nearest_prototype_is_the_nearest_mean_by_the_covariance():
@@ -76,6 +77,12 @@ def test_the_nearest_prototype_is_the_nearest_mean_by_the_covariance():
         # the map leaves out what is the same for all classes, so differences are compared
         wanted, got = np.array(wanted), found[classes].double().numpy()
         assert got - got[0] == pytest.approx(wanted - wanted[0], rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 8, 9])
+def test_half_of_a_symmetric_matrix_is_all_of_it(width):
+    matrix = torch.randn(width, width)
+    assert torch.equal(whole_of(half_of(matrix + matrix.T)), matrix + matrix.T)
 
 
 def test_statistics_are_sent_once():

@@ -38,7 +38,7 @@ class Sky(State):
     stars: PrototypeBank
     """`[C, width]`, the class means of all samples so far in the common space."""
     scatter: PrototypeBank
-    """`[width, width]`, the covariance of features within the classes of a client."""
+    """`[width // 2 + 1, width]`, one half of the covariance of features within the classes of a client."""
     weights: Weights
 
 
@@ -49,7 +49,7 @@ class Constellation(Method):
 
     reduce: ClassVar[Reduce] = Mean("size")
 
-    width: int = 256  # the number of features of the common space
+    width: int = 128  # the number of features of the common space
     shrinkage: float = 0.1  # of the covariance, towards one with equal variances
     trust: float = 0.1  # how much the prototypes' scores count beside the network's logits
     average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
@@ -66,7 +66,8 @@ class Constellation(Method):
         """Down: the map and the prototypes. Up: statistics of the client's samples, the first time; later they are empty."""
         model = (weights(),) if self.average_weights else ()
         stars = bank("stars", ("classes", self.width))
-        scatter = bank("scatter", (self.width, self.width), most=float(self.width))  # each feature counts all samples
+        rows = len(half_of(torch.zeros(self.width, self.width)))
+        scatter = bank("scatter", (rows, self.width), most=float(rows))  # each row counts all samples
         return Exchange(
             (bank(), array("map", "classes", self.width), *model), (stars, scatter, *model), not self.average_weights
         )
@@ -89,7 +90,7 @@ class Constellation(Method):
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
         classes, width = bank_of(received).num_classes, self.width
-        banks = {"stars": PrototypeBank.empty(classes, width), "scatter": PrototypeBank.empty(width, width)}
+        banks = {"stars": PrototypeBank.empty(classes, width), "scatter": no_scatter(width)}
         if not received.memory.banks:
             banks["stars"], banks["scatter"] = self.statistics(trained, classes)
         return Bundle(banks=banks, weights=trained.weights if self.average_weights else {})
@@ -107,13 +108,13 @@ class Constellation(Method):
         stars = PrototypeBank.from_embeddings(features, batch.y, classes, batch.weight)
         rest = batch.weight[:, None] * (features - stars.means[batch.y])
         number = (batch.weight.sum() - stars.known.sum()).clamp_min(0)  # the degrees of freedom
-        scatter = rest.T @ rest / number.clamp_min(1)
-        return stars, PrototypeBank(scatter, number.expand(self.width).clone())
+        scatter = half_of(rest.T @ rest / number.clamp_min(1))
+        return stars, PrototypeBank(scatter, number.expand(len(scatter)).clone())
 
     # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Sky:
         classes, width = setup.num_classes, self.width
-        stars, scatter = PrototypeBank.empty(classes, width), PrototypeBank.empty(width, width)
+        stars, scatter = PrototypeBank.empty(classes, width), no_scatter(width)
         weights = setup.weights if self.average_weights else {}
         return Sky(PrototypeBank.empty(classes, classes), torch.eye(classes, width), stars, scatter, weights)
 
@@ -121,7 +122,7 @@ class Constellation(Method):
         bank, map, stars, scatter = state.bank, state.map, state.stars, state.scatter
         if bool(reduced.banks["stars"].known.any()):
             stars, scatter = stars.combine(reduced.banks["stars"]), scatter.combine(reduced.banks["scatter"])
-            bank, map = aggregate.discriminants(stars, scatter.means, self.shrinkage, self.trust)
+            bank, map = aggregate.discriminants(stars, whole_of(scatter.means), self.shrinkage, self.trust)
         weights = {**state.weights, **reduced.weights}
         new = guide(bank, map)  # a shared model has it too; names begin with the architecture's number
         weights |= {name: new[name.rpartition(":")[2]] for name in weights if name.rpartition(":")[2] in new}
@@ -131,3 +132,31 @@ class Constellation(Method):
 def guide(bank: PrototypeBank, map: Tensor) -> Weights:
     """The buffers of a guided model that show it the prototypes."""
     return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype)}
+
+
+def half_of(symmetric: Tensor) -> Tensor:
+    """The numbers on and above the diagonal of a symmetric matrix, in rows of its width; the last row ends with zeros.
+
+    >>> half_of(torch.tensor([[1.0, 2.0], [2.0, 3.0]])).tolist()
+    [[1.0, 2.0], [3.0, 0.0]]
+    """
+    width = len(symmetric)
+    half = symmetric.new_zeros((width // 2 + 1) * width)
+    row, column = torch.triu_indices(width, width, device=symmetric.device)
+    half[: len(row)] = symmetric[row, column]
+    return half.view(-1, width)
+
+
+def whole_of(half: Tensor) -> Tensor:
+    """The symmetric matrix of which `half_of` gives one half."""
+    width = half.shape[1]
+    row, column = torch.triu_indices(width, width, device=half.device)
+    whole = half.new_zeros(width, width)
+    whole[row, column] = half.flatten()[: len(row)]
+    whole[column, row] = whole[row, column]
+    return whole
+
+
+def no_scatter(width: int) -> PrototypeBank:
+    """One half of a covariance of which nothing is known."""
+    return PrototypeBank.empty(*half_of(torch.zeros(width, width)).shape)
