@@ -26,13 +26,14 @@ CHANGED = {  # what is changed of it, in the settings that take seconds a run
     "wrong prototypes": "control=shuffled",
 }
 IN_PARTS = ("text", "activity", "fashion")
+SITUATIONS = ("alike", "enough", "wired")  # of `protofed demo`, whose other rows are in docs/results/first
 Figures = dict[str, dict[int, float]]  # by row and seed
 
 
-def compared(name: str, rows: list[str], folder: Path, *more: str) -> None:
+def compared(config: str, rows: list[str], folder: Path, *more: str) -> None:
     """Run a comparison, or what is left of it, and pack it."""
     if not (OUT / folder.name).exists():
-        words = ["--config", str(HERE / f"{name}.toml"), "--seeds", "3", "--jobs", "1", "--out", str(folder), *more]
+        words = ["--config", config, "--seeds", "3", "--jobs", "1", "--out", str(folder), *more]
         subprocess.run([sys.executable, "-m", "protofed", "compare", *rows, *words], check=True)
         subprocess.run([sys.executable, "-m", "protofed", "pack", str(folder), str(OUT / folder.name)], check=True)
 
@@ -75,7 +76,7 @@ def gain(one: dict[int, float], other: dict[int, float]) -> str:
 
 
 def write_tables() -> None:
-    """Write docs/results/study.md and study-parts.md from the packed comparisons."""
+    """Write docs/results/study.md, study-parts.md and study-situations.md from the packed comparisons."""
     names = [p.stem for p in sorted(HERE.glob("*.toml")) if (OUT / f"{p.stem}-constellation").exists()]
     measured = {name: joined(figures(OUT / name), figures(OUT / f"{name}-constellation")) for name in names}
     rows = ["local", *PRIVATE, "fedavg", CONTROL, OURS, SHARED]
@@ -102,24 +103,43 @@ def write_tables() -> None:
     lines.append("| *shared − the best of all others* | " + " | ".join(cells) + " |")
     for row in ("fedproto", OURS, SHARED):
         lines.append(f"| MB of {row} | " + " | ".join(f"{measured[n][1][row]:.1f}" for n in names) + " |")
-    Path("docs/results/study.md").write_text("\n".join(lines) + "\n")
+    write(lines, "study")
     names = [name for name in IN_PARTS if (OUT / f"{name}-parts").exists()]
     lines = ["| | " + " | ".join(f"{name}, MB" for name in names) + " |", "| --- |" + " ---: |" * len(names)]
     parts = {name: joined(measured[name], figures(OUT / f"{name}-parts")) for name in names}
     for row in (OURS, *CHANGED):
         cells = [f"{mean(parts[name][0][row]):.1f}, {parts[name][1][row]:.1f}" for name in names]
         lines.append(f"| {'as it is' if row == OURS else row} | " + " | ".join(cells) + " |")
-    Path("docs/results/study-parts.md").write_text("\n".join(lines) + "\n")
+    write(lines, "study-parts")
+    first = {name: OUT / f"first-{name}" for name in SITUATIONS if (OUT / f"first-{name}").exists()}
+    found = {
+        name: joined(figures(Path("docs/results/first") / name), figures(folder))[0] for name, folder in first.items()
+    }
+    lines = ["| | " + " | ".join(first) + " |", "| --- |" + " ---: |" * len(first)]
+    for row in ("local", "fedavg", "fedproto", "fedsap", CONTROL, OURS):
+        lines.append(f"| {row} | " + " | ".join(f"{mean(found[name][row]):.1f}" for name in first) + " |")
+    for other in ("local", CONTROL):
+        cells = [gain(found[name][OURS], found[name][other]) for name in first]
+        lines.append(f"| *constellation − {other}* | " + " | ".join(cells) + " |")
+    write(lines, "study-situations")
+
+
+def write(lines: list[str], name: str) -> None:
+    """Write a table of docs/results."""
+    Path(f"docs/results/{name}.md").write_text("\n".join(lines) + "\n")
 
 
 def main(words: list[str]) -> None:
     if "--table" not in words:
         for name in words or [path.stem for path in sorted(HERE.glob("*.toml"))]:
-            compared(name, [*PRIVATE, "fedavg"], Path("runs/study") / name)
-            compared(name, OUR_ROWS, Path("runs/study") / f"{name}-constellation", "--no-local")
+            config = str(HERE / f"{name}.toml")
+            compared(config, [*PRIVATE, "fedavg"], Path("runs/study") / name)
+            compared(config, OUR_ROWS, Path("runs/study") / f"{name}-constellation", "--no-local")
             if name in IN_PARTS:
                 rows = [f"{label}=constellation?{settings}" for label, settings in CHANGED.items()]
-                compared(name, rows, Path("runs/study") / f"{name}-parts", "--no-local")
+                compared(config, rows, Path("runs/study") / f"{name}-parts", "--no-local")
+        for name in () if words else SITUATIONS:
+            compared(f"situations/{name}", OUR_ROWS[:2], Path("runs/study") / f"first-{name}", "--no-local")
     write_tables()
 
 
