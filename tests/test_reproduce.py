@@ -57,11 +57,11 @@ def settings(name, column, size, row=0):
 # --- every preset -----------------------------------------------------------------------------------------------------
 def test_the_papers_tables_are_there():
     wanted = {
-        "fedsap": "table1 table2 table3 table4 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10",
-        "fedpagr": "table1 table2 cost",
+        "fedsap": "table1 table2 table3 table4 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 pretrained",
+        "fedpagr": "table1 table2 pretrained cost",
         "fedapa": "table2 table3 table4 table5 fig4 fig5 fig6 fig7 fig8 few activity",
         "fedarpl": "table1 table2 table4 table5 table6 table7 fig2 fig3 fig4 fig5a fig5b fig5c fig5d fig6 fig7 cost",
-        "protofssl": "table2 table3 table4 table7 table8 table9 fig3 fig4 fig5 algorithm2",
+        "protofssl": "table2 table3 table4 table7 table8 table9 fig3 fig4 fig5 algorithm2 steps",
     }
     assert sorted(NAMES) == sorted(f"{paper}/{table}" for paper, tables in wanted.items() for table in tables.split())
 
@@ -241,10 +241,10 @@ def test_protofssls_settings():
 
 def test_differences_between_the_sizes():
     found = {key: (laptop, paper, where) for key, laptop, paper, where in differences(load_preset("fedpagr/table2"))}
-    assert found["rounds"] == ("40", "400", "all") and found["seeds"] == ("1", "3", "all")
+    assert found["rounds"] == ("20", "400", "all") and "seeds" not in found
     assert found["data.name"] == ("npz", "cifar10", "all") and "lr" not in found
     some = [line for line in differences(load_preset("protofssl/table8")) if line[0] == "participation"]
-    assert [line[1:] for line in some] == [("0.1", "0.05", "5 active clients"), ("0.5", "0.2", "20 active clients")]
+    assert [line[1:] for line in some] == [("0.2", "0.05", "5 active clients"), ("0.4", "0.2", "20 active clients")]
 
 
 # --- counted ----------------------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_a_method_that_is_not_there(call, monkeypatch):
 def test_missing_data_is_said_in_one_line_before_anything_runs(call, tmp_path):
     code, _, err = call("fedsap/fig9", "--out", "here")
     assert code == 2 and len(err.splitlines()) == 1
-    assert "data/cifar10.npz: no such file" in err and "benchmarks/prepare.py makes it" in err
+    assert "data/cifar10-mobilenetv2.npz: no such file" in err and "benchmarks/features.py makes it" in err
     assert not (tmp_path / "here").exists(), "a folder is left behind in which nothing was run"
     code, _, err = call("fedapa/fig5", "--size", "paper", "--out", "there")
     assert code == 2 and "data/crowd/manifest.csv" in err and len(err.splitlines()) == 1
