@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 import protofed as pf
 from protofed import aggregate
 from protofed.bank import PrototypeBank
+from protofed.common import CommonSpace
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.methods.constellation import half_of, whole_of
-from protofed.models.guided import CommonSpace
 from support.engines import LOOP
 from support.errors import refusal
 from support.small import SMALL, blobs

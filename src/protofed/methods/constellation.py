@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import aggregate, losses
 from ..bank import PrototypeBank
-from ..models.guided import CommonSpace
+from ..common import CommonSpace
 from ..parts import Batch, Mean, Mix, Predict, Received, Reduce, Reduced, bank_of
 from ..wire import Bundle, Exchange, array, bank, weights
 from .base import Method, register
