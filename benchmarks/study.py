@@ -50,7 +50,7 @@ def figures(folder: Path) -> tuple[Figures, dict[str, float]]:
             if f"accuracy_{way}" in summary["last_five"]:
                 value = 100 * summary["last_five"][f"accuracy_{way}"]
                 found.setdefault(label, {}).setdefault(way, {})[summary["seed"]] = value
-        sent[label] = (summary["total_bytes_up"] + summary["total_bytes_down"]) / 1e6
+        sent[label] = sum(sum(summary[way].values()) for way in ("bytes_up", "bytes_down")) / 1e6
     best = {}
     for label, ways in found.items():
         way = "mix" if "mix" in ways else max(ways, key=lambda w: statistics.fmean(ways[w].values()))
