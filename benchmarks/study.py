@@ -39,8 +39,8 @@ def compared(config: str, rows: list[str], folder: Path, *more: str) -> None:
 
 
 def figures(folder: Path) -> tuple[Figures, dict[str, float]]:
-    """The accuracy of each row and seed, in %, and the MB of a run: by mix where a method mixes, else by the better of
-    head and prototype, by its mean over the seeds."""
+    """The accuracy of each row and seed, in %, and the MB of a run: by the better of head and prototype, by its mean over
+    the seeds. A method that mixes has that as a row `…, better way`, and its own row by mix."""
     labels = {v["folder"]: v["label"] for v in json.loads((folder / "comparison.json").read_text())["variants"]}
     found: dict[str, dict[str, dict[int, float]]] = {}
     sent: dict[str, float] = {}
@@ -53,8 +53,10 @@ def figures(folder: Path) -> tuple[Figures, dict[str, float]]:
         sent[label] = sum(sum(summary[way].values()) for way in ("bytes_up", "bytes_down")) / 1e6
     best = {}
     for label, ways in found.items():
-        way = "mix" if "mix" in ways else max(ways, key=lambda w: statistics.fmean(ways[w].values()))
-        best[label] = ways[way]
+        better = max((w for w in ways if w != "mix"), key=lambda w: mean(ways[w]))
+        best[label] = ways.get("mix", ways[better])
+        if "mix" in ways:
+            best[f"{label}, better way"] = ways[better]
     return best, sent
 
 
@@ -79,28 +81,25 @@ def write_tables() -> None:
     """Write docs/results/study.md, study-parts.md and study-situations.md from the packed comparisons."""
     names = [p.stem for p in sorted(HERE.glob("*.toml")) if (OUT / f"{p.stem}-constellation").exists()]
     measured = {name: joined(figures(OUT / name), figures(OUT / f"{name}-constellation")) for name in names}
-    rows = ["local", *PRIVATE, "fedavg", CONTROL, OURS, SHARED]
+    both = [name for row in (CONTROL, OURS, SHARED) for name in (row, f"{row}, better way")]
+    rows = ["local", *PRIVATE, "fedavg", *both]
     lines = ["| | " + " | ".join(names) + " |", "| --- |" + " ---: |" * len(names)]
     for row in rows:
         cells = [f"{mean(measured[n][0][row]):.1f}" if row in measured[n][0] else "–" for n in names]
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    for what, others in (
-        ("the best other that keeps models", PRIVATE),
-        ("Local", ["local"]),
-        ("the control", [CONTROL]),
-    ):
-        cells = []
-        for name in names:
-            found = measured[name][0]
-            other = max((o for o in others if o in found), key=lambda o: mean(found[o]))
-            cells.append(gain(found[OURS], found[other]) + (f" ({other})" if len(others) > 1 else ""))
-        lines.append(f"| *constellation − {what}* | " + " | ".join(cells) + " |")
-    cells = []
-    for name in names:
-        found = {k: v for k, v in measured[name][0].items() if k not in (SHARED, OURS, CONTROL)}
-        other = max(found, key=lambda o: mean(found[o]))
-        cells.append(f"{gain(measured[name][0][SHARED], found[other])} ({other})")
-    lines.append("| *shared − the best of all others* | " + " | ".join(cells) + " |")
+    for way in ("", ", better way"):
+        for ours, what, others in (
+            (OURS, "the best other that keeps models", PRIVATE),
+            (OURS, "Local", ["local"]),
+            (OURS, "the control", [CONTROL + way]),
+            (SHARED, "the best of all others", ["local", *PRIVATE, "fedavg"]),
+        ):
+            cells = []
+            for name in names:
+                found = measured[name][0]
+                other = max(others, key=lambda o: mean(found[o]))
+                cells.append(gain(found[ours + way], found[other]) + (f" ({other})" if len(others) > 1 else ""))
+            lines.append(f"| *{ours}{way} − {what}* | " + " | ".join(cells) + " |")
     for row in ("fedproto", OURS, SHARED):
         lines.append(f"| MB of {row} | " + " | ".join(f"{measured[n][1][row]:.1f}" for n in names) + " |")
     write(lines, "study")
