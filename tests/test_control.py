@@ -231,7 +231,8 @@ def test_nothing_of_a_control_can_be_audited(tmp_path):
 # --- in comparisons ---------------------------------------------------------------------------------------------------
 def test_which_methods_have_a_control():
     named = {name for name in methods.available() if has_control(methods.get(name))}
-    assert {"compose", "fedproto", "fedsap", "fedapa", "fedpagr", "fedtgp", "fedmps", "fedproc", "protofssl"} == named
+    papers = {"fedproto", "fedsap", "fedapa", "fedpagr", "fedtgp", "fedmps", "fedproc", "protofssl"}
+    assert named == {"compose", "constellation", *papers}
 
 
 def test_controls_follow_their_methods():

@@ -470,7 +470,7 @@ def test_what_is_said_of_reduces_and_filters_works():
         assert attack == type(attack)()  # what is shown are the defaults
     having = [name for name in methods.available() if "reduce" in methods.registry.options(name)]
     assert len(having) == 11  # as pages say
-    shares = {"fl2", "semifl"}
+    shares = {"constellation", "fl2", "semifl"}
     additive = {name for name in methods.available() if methods.registry[name]().reduce.additive}
     assert set(having) == additive - shares
 

@@ -93,7 +93,7 @@ def test_every_method_names_its_parts_and_paper():
     for word in ("reduce:", "predict:", "teacher:", "down:", "up:", "feed:", "Tan et al."):
         assert word in shown.output
     without = {name for name in methods.available() if not registry.papers[name]}
-    assert without == {"compose", "local", "server-only"}  # which are no paper's
+    assert without == {"compose", "constellation", "local", "server-only"}  # which are no paper's
 
 
 # --- reduce -----------------------------------------------------------------------------------------------------------
