@@ -447,7 +447,7 @@ def test_a_site_that_does_not_trust_the_server_adds_the_noise_itself(nodes, tmp_
 
 
 def test_noise_of_sites_does_not_follow_from_the_seed(nodes, tmp_path):
-    keys = {**KEYS, "rounds": 1, "privacy": "client?noise=1&placement=local"}
+    keys = {**KEYS, "rounds": 1, "privacy": "client?noise=0.1&placement=local"}
     states = []
     for name in ("one", "two"):
         serve("fedproto", keys, LocalTransport(nodes()), NAMES, tmp_path / name, limits=QUICK)
