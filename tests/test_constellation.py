@@ -13,7 +13,7 @@ from protofed.common import CommonSpace
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.methods.constellation import half_of, whole_of
-from support.engines import LOOP
+from support.engines import ENGINES, LOOP
 from support.errors import refusal
 from support.small import SMALL, blobs
 from test_guard import LIAR, lying
@@ -70,7 +70,7 @@ def test_the_nearest_prototype_is_the_nearest_mean_by_the_covariance():
     within = 0.8 * scatter + 0.2 * np.eye(WIDTH) * np.trace(scatter) / WIDTH
     x, _ = data.clients[0].test.take()
     features = CommonSpace(data.sample_shape, WIDTH)(x)
-    distances = state.bank.distances(features @ state.map.T)
+    distances = state.prototypes.distances(features @ state.discriminants.T)
     classes = sorted(means)
     for row, found in zip(features.double().numpy(), distances, strict=True):
         wanted = [0.5 * (row - means[c]) @ np.linalg.solve(within, row - means[c]) for c in classes]
@@ -85,26 +85,56 @@ def test_half_of_a_symmetric_matrix_is_all_of_it(width):
     assert torch.equal(whole_of(half_of(matrix + matrix.T)), matrix + matrix.T)
 
 
-def test_statistics_are_sent_once():
-    federation, _ = federation_of(rounds=3, width=64)
-    first, *later = (sum(record.up.values()) for record in finished(federation))
-    assert all(size < first / 4 for size in later)
+def test_statistics_and_the_sky_are_sent_once():
+    federation, _ = federation_of(rounds=4, width=64)
+    records = finished(federation)
+    up, down = ([sum(getattr(record, way).values()) for record in records] for way in ("up", "down"))
+    assert all(size < up[0] / 4 for size in up[1:])
+    assert down[1] > 4 * down[2] and down[2] == down[3]  # what is made in the first round is sent in the second
 
 
-def test_a_first_upload_that_is_absurd_is_refused_and_the_others_stand():
-    federation, data = federation_of(rounds=2)
+def test_who_was_away_is_told_what_has_changed_since():
+    """At the end every client's model holds the present map, however seldom it took part."""
+    federation, data = federation_of(rounds=6, participation=0.5)
+    records = finished(federation)
+    seen = {client for record in records for client in record.participants}
+    state = federation.state
+    assert set(state.heard.nonzero().flatten().tolist()) == seen
+    downloads, _ = federation.downloads(range(len(data.clients)), 7, federation.method.predict.reads)
+    for client in range(len(data.clients)):
+        message = federation.engine.message(downloads, client)
+        assert (message.bank is None) == bool(state.told[client])
+        _, weights = federation.engine.begun(message, client)
+        assert torch.equal(weights["map"], state.discriminants)
+        assert set(weights["known"].nonzero().flatten().tolist()) >= set(state.stars.known.nonzero().flatten().tolist())
 
+
+def test_statistics_that_were_refused_are_asked_for_again():
     def huge(bundle):
         stars = bundle.banks["stars"]
         return pf.wire.Bundle(
             banks={**bundle.banks, "stars": PrototypeBank(1e9 * stars.means, stars.counts)}, scalars=bundle.scalars
         )
 
-    records = finished(lying(federation, huge, round=1))
-    assert list(records[0].dropped) == [LIAR]
-    means, _ = pooled(data, [c for c in range(len(data.clients)) if c != LIAR])
-    for c, mean in means.items():
-        assert federation.state.stars.means[c].numpy() == pytest.approx(mean, abs=1e-4)
+    for rounds, arrived in ((1, lambda c: c != LIAR), (2, lambda c: True)):
+        federation, data = federation_of(rounds=rounds)
+        records = finished(lying(federation, huge, round=1))
+        assert list(records[0].dropped) == [LIAR]
+        means, _ = pooled(data, filter(arrived, range(len(data.clients))))
+        for c, mean in means.items():
+            assert federation.state.stars.means[c].numpy() == pytest.approx(mean, abs=1e-4)
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("engine", ["stack", "workers", "workers stack"])
+def test_all_engines_score_clients_by_the_same_model(engine, average):
+    """Some clients of each evaluation were away since the map changed."""
+    keys = {**SMALL, "data": blobs(), "width": WIDTH, "rounds": 3, "participation": 0.5, "average_weights": average}
+    settings = resolve("constellation", keys)
+    one, other = (build(settings.with_engine(engine))[1] for engine in (LOOP, ENGINES[engine]))
+    for record, same in zip(finished(one), finished(other), strict=True):
+        for way in ("head", "prototype", "mix"):
+            assert same.metrics[f"accuracy_{way}"] == pytest.approx(record.metrics[f"accuracy_{way}"], abs=1e-6)
 
 
 @given(st.integers(2, 5), st.integers(1, 9), st.floats(0, 30), st.integers(0, 10**6))
@@ -138,7 +168,9 @@ def test_unknown_classes_have_rows_of_zeros():
 def test_one_sample_of_each_class_gives_no_covariance_and_no_nonsense():
     federation, _ = federation_of(rounds=2, shot=1, spread=0)
     finished(federation)
-    assert torch.isfinite(federation.state.map).all() and torch.isfinite(federation.state.bank.means).all()
+    assert (
+        torch.isfinite(federation.state.discriminants).all() and torch.isfinite(federation.state.prototypes.means).all()
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 9, 7), (20,), (5,), (3, 4)])

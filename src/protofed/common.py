@@ -6,46 +6,58 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 SEED = 20240229  # of the random filters, which are the same at all clients and in all runs
 KERNEL, POOLS = 5, 2
 
 
-class CommonSpace:
+class CommonSpace(nn.Module):
     """Fixed features of samples, the same at all clients and for all architectures; nothing of them is trained or sent.
 
     Images are filtered by random kernels of mean 0 and length 1, rectified, and averaged over the four quarters of the
-    image. Other samples are projected on random orthogonal directions, or are taken as they are where the space is wide
-    enough for them.
+    image. Other samples, and the embeddings of a pretrained encoder where one is given, are projected on random orthogonal
+    directions, or are taken as they are where the space is wide enough for them.
 
     >>> CommonSpace((1, 8, 8), 16)(torch.zeros(3, 1, 8, 8)).shape
     torch.Size([3, 16])
     """
 
-    def __init__(self, sample_shape: Sequence[int], width: int) -> None:
+    def __init__(self, sample_shape: Sequence[int], width: int, encoder: nn.Module | None = None) -> None:
         """
         Args:
             sample_shape: the shape of one sample.
             width: the number of features.
+            encoder: a pretrained encoder that all clients have; it is frozen.
         """
+        super().__init__()
         generator = torch.Generator().manual_seed(SEED)
-        self.width, self.images = width, len(sample_shape) == 3
+        self.encoder = None if encoder is None else encoder.requires_grad_(False)
+        self.eval()
+        self.width, self.images = width, encoder is None and len(sample_shape) == 3
         if self.images:
             shape = math.ceil(width / POOLS**2), sample_shape[0], KERNEL, KERNEL
             kernels = torch.randn(shape, generator=generator)
             kernels = kernels - kernels.mean((1, 2, 3), keepdim=True)
             self.fixed = kernels / kernels.flatten(1).norm(dim=1)[:, None, None, None]
             return
-        size = math.prod(sample_shape)
+        with torch.no_grad():
+            size = math.prod(sample_shape) if encoder is None else encoder(torch.zeros(1, *sample_shape)).shape[1]
         directions = torch.randn(size, min(size, width), generator=generator)
         self.fixed = torch.eye(size, width) if size <= width else torch.linalg.qr(directions).Q
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def train(self, mode: bool = True) -> CommonSpace:
+        """The space stays as it is, whatever else is trained."""
+        return super().train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
         """The features `[n, width]` of samples `[n, …]`."""
         fixed = self.fixed.to(x)
         if not self.images:
+            if self.encoder is not None:
+                with torch.no_grad():
+                    x = self.encoder(x)
             return x.flatten(1) @ fixed
         maps = functional.conv2d(x, fixed, padding=KERNEL // 2).relu()
         return functional.adaptive_avg_pool2d(maps, POOLS).flatten(1)[:, : self.width]

@@ -200,7 +200,8 @@ def model_to_json(model: ModelSpec) -> dict[str, Any] | None:
         return None if inner is None else {**inner, "rescaled": {"gain": model.gain, "offset": model.offset}}
     if isinstance(model, GuidedModel):
         inner = model_to_json(model.model)
-        return None if inner is None else {**inner, "common": model.width}
+        common = {"width": model.width, "pretrained": model.pretrained}
+        return None if inner is None else {**inner, "common": common}
     if model.name not in models.registry or models.registry[model.name] is not type(model):
         return None
     return {"name": model.name, "options": as_options(model)}
@@ -218,7 +219,7 @@ def model_from_json(stored: Mapping[str, Any], source: str) -> ModelSpec:
         if "rescaled" in stored:
             model = Rescaled(model, *(tuple(map(float, stored["rescaled"][key])) for key in ("gain", "offset")))
         model = model if projection is None else Projected(model, **projection)
-        return GuidedModel(model, int(stored["common"])) if "common" in stored else model
+        return GuidedModel(model, **stored["common"]) if "common" in stored else model
     except (KeyError, TypeError, ValueError) as error:
         raise ProtofedError(f"{source}: not a network ({type(error).__name__}: {error})") from None
 

@@ -16,7 +16,7 @@ from ..models import Bert, ModelSpec, Projected
 from ..models.decomposed import Halved
 from ..models.frozen import Frozen
 from ..models.guided import GuidedModel
-from ..models.published import rescaled
+from ..models.published import is_pretrained, rescaled
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -131,7 +131,8 @@ def architectures(settings: Settings, data: FederatedData) -> Architectures:
             "features as data"
         )
     if common:
-        specs = [GuidedModel(spec, common) for spec in specs]
+        same = len(specs) == 1 and is_pretrained(specs[0]) and settings.method.predict.common_space == "auto"
+        specs = [GuidedModel(spec, common, same) for spec in specs]
     cached = tuple(spec for spec in frozen if spec.cached)
     return Architectures(tuple(specs), tuple(names), tuple(owner), kind, dim, cached)
 

@@ -18,9 +18,11 @@ from ..data.types import ClientData, FederatedData
 from ..errors import ProtofedError
 from ..evaluate import Board, Confusion, Confusions, Scores
 from ..methods.base import Method
+from ..methods.client import Weights
 from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
+from ..models.guided import guiding_bank
 from ..models.precision import with_precision
 from ..models.quick import with_quick_layers
 from ..models.skeleton import Skeleton, piece_size
@@ -313,8 +315,10 @@ class PlainEngine:
     # --- evaluation -----------------------------------------------------------------------------------------------
     @property
     def model_for_each(self) -> bool:
-        """Whether each client is evaluated by a model of its own: a private one, or the global one after local tuning."""
-        return self.method.exchange.keeps_model or self.method.predict.tuning > 0
+        """Whether each client is evaluated by a model of its own: a private one, the global one after local tuning, or one
+        that holds the client's own prototypes."""
+        predict = self.method.predict
+        return self.method.exchange.keeps_model or predict.tuning > 0 or predict.common > 0
 
     def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients, one model after another."""
@@ -402,8 +406,7 @@ class PlainEngine:
         self, downloads: Downloads, client: int, options: Evaluation, taken: TakenSamples
     ) -> tuple[Bundle, LoadedModel]:
         """The message to a client, and the model by which it is evaluated."""
-        message = self.message(downloads, client)
-        self._load(message, client)
+        message = self._load(self.message(downloads, client), client)
         model = LoadedModel(self.skeleton, self.data, not self.model_for_each or options.votes, taken)
         model.central = self.central.get((downloads.serial, downloads.audience[client]))
         return message, model
@@ -459,11 +462,15 @@ class PlainEngine:
 
     def kept_bank(self, client: int) -> PrototypeBank | None:
         """A client's prototypes under the model by which it is evaluated, where training has computed them."""
-        return None if self.method.predict.tuning or client not in self.states else self.states[client].bank
+        predict = self.method.predict
+        return None if predict.tuning or predict.common or client not in self.states else self.states[client].bank
 
-    def _load(self, message: Bundle, client: int) -> None:
-        """Load the model by which a client is evaluated."""
-        if not self.model_for_each:
+    def _load(self, message: Bundle, client: int) -> Bundle:
+        """Load the model by which a client is evaluated, and return what it was sent."""
+        if self.method.predict.common:
+            message, weights = self.begun(message, client)
+            self.skeleton.load(weights)
+        elif not self.model_for_each:
             self.skeleton.load({**self.start, **message.weights})
         elif not self.method.predict.tuning:
             self.skeleton.load(self.state(client).weights)
@@ -473,6 +480,13 @@ class PlainEngine:
             training = trained_client(self.tuning, self.skeleton, state, data, received, client, round=0)
             if training.failure:  # tuning became NaN, so the model that was sent is evaluated
                 self.skeleton.load({**self.start, **message.weights})
+        return message
+
+    def begun(self, message: Bundle, client: int) -> tuple[Bundle, Weights]:
+        """The guided model that a client would begin the next round with, and the message with the prototypes it holds."""
+        state = self.state(client)
+        weights = self.method.begin(state.weights, with_memory(message, state.memory))
+        return replace(message, bank=guiding_bank(weights)), weights
 
     @property
     def tuning(self) -> Task:

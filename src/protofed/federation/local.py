@@ -228,6 +228,10 @@ class TrainedClient:
         x, y = self.data.labelled.take()
         return PrototypeBank.from_embeddings(self.skeleton.low(x), y, self.task.num_classes)
 
+    def common(self, x: Tensor) -> Tensor:
+        """The features of samples in the space that all clients have in common."""
+        return self.skeleton.common(x)
+
 
 def with_memory(message: Bundle, memory: Bundle) -> Received:
     """The message a client was sent, together with its memory of earlier rounds."""

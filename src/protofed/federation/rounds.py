@@ -427,7 +427,7 @@ class Federation:
         if total.sums is None:
             received.notes.append(f"{total.failure}; the server keeps its state")
         else:
-            running.total, running.clients = total.sums, total.contributors
+            running.total, running.contributors = total.sums, list(total.contributors)
 
     def _drop(self, client: int, reason: str, received: Receipt) -> None:
         received.dropped[client] = reason
@@ -516,8 +516,9 @@ class Federation:
     def _of_all_clients(self, board: Board, predictions: Sequence[str]) -> dict[str, float]:
         """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""
         measures = pooled_silhouette([d["drawn"] for d in board.details.values() if "drawn" in d])
-        personal = self.exchange.keeps_model or self.method.predict.tuning or self.mixed or not self._shared_weights()
-        if personal or self.data.central_test is None:
+        predict = self.method.predict
+        own = self.exchange.keeps_model or predict.tuning or predict.common or self.mixed
+        if own or not self._shared_weights() or self.data.central_test is None:
             return measures
         return measures | whole_set(board, self.data.central_test.labels, predictions)
 

@@ -123,7 +123,7 @@ class RoundTotal:
 
     sums: Sums | None
     """The sums over the contributors; none where too few were left."""
-    contributors: int
+    contributors: tuple[int, ...]
     dropped: dict[int, str]
     up: Counter[str]
     down: Counter[str]
@@ -152,12 +152,12 @@ def total_of_round(engine: SecureEngine, secure: SecureSums, clients: Sequence[i
         total = secure_total(ask, clients, secure.layout.length, context, secure.rules)
     except SecureFailure as failure:
         dropped = {client: failure.dropped.get(client, str(failure)) for client in clients}
-        return RoundTotal(None, 0, dropped, _bytes(failure.up), _bytes(failure.down), str(failure))
+        return RoundTotal(None, (), dropped, _bytes(failure.up), _bytes(failure.down), str(failure))
     left = {
         c: f"{reason}; its numbers are in the sum" for c, reason in total.dropped.items() if c in total.contributors
     }
     sums, dropped = secure.layout.unpack(total.values), {**total.dropped, **left}
-    return RoundTotal(sums, len(total.contributors), dropped, _bytes(total.up), _bytes(total.down))
+    return RoundTotal(sums, total.contributors, dropped, _bytes(total.up), _bytes(total.down))
 
 
 def _bytes(by_client: Mapping[int, int]) -> Counter[str]:

@@ -132,7 +132,11 @@ class WorkerEngine:
         groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
         number = min(len(groups), BUNDLES * max(1, self.count))
         bundles = [_merged(groups[k::number]) for k in range(number)]
-        jobs = [self._job(downloads, [c for g in bundle for c in g], (options, bundle, central)) for bundle in bundles]
+        jobs = []
+        for bundle in bundles:
+            clients = [c for g in bundle for c in g]
+            extras = self._extras(clients) if self.method.predict.common else {}
+            jobs.append(self._job(downloads, clients, (options, bundle, central, extras)))
         boards: list[Board] = self._replies(jobs, "evaluating clients")
         if alike:
             boards.append(self.inner.evaluate(downloads.only(alike), options))
@@ -167,7 +171,7 @@ class WorkerEngine:
 
     def _job(self, downloads: Downloads, clients: Sequence[int], parameters: Any) -> tuple[Any, ...]:
         """A job for a worker: the clients, their messages, and `parameters`, which are the states' extras for training
-        and the options for an evaluation."""
+        and, beside other things, the options for an evaluation."""
         audience = {c: downloads.audience[c] for c in clients}
         numbers = dict.fromkeys([*audience.values(), *([] if downloads.common is None else [downloads.common])])
         for number in numbers:
@@ -328,7 +332,8 @@ class WorkerEngine:
         if outputs_only:
             output = self.inner.run_piece(downloads, downloads.clients[0], parameters[0])
             return [t.numpy() for t in output]
-        options, groups, central = parameters
+        options, groups, central, extras = parameters
+        self.states.extras = {c: self.arena.get(e) for c, e in extras.items()}
         tensors = {k: wire.decode(self.arena.take(location), "outputs").tensors for k, location in central.items()}
         self.inner.central = {(downloads.serial, k): Output(**t) for k, t in tensors.items()}
         boards = [self.inner.evaluate(downloads.only(group), options) for group in groups]

@@ -97,6 +97,10 @@ class Trained(Protocol):
         """Class means of the low-level features of the labelled set."""
         ...
 
+    def common(self, x: Tensor) -> Tensor:
+        """Features of samples in the space that all clients have in common, of a guided model."""
+        ...
+
     def unlabelled(self, view: View = "none", weights: Weights | None = None) -> Output:
         """Embeddings and logits of the unlabelled set.
 

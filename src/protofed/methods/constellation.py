@@ -8,17 +8,18 @@ wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from .. import aggregate, losses
 from ..bank import PrototypeBank
-from ..common import CommonSpace
+from ..models.guided import NETWORK, guide
 from ..parts import Batch, Mean, Mix, Predict, Received, Reduce, Reduced, bank_of
-from ..wire import Bundle, Exchange, array, bank, weights
+from ..wire import Bundle, Exchange, array, bank, number, weights
 from .base import Method, register
 from .checks import at_least_one
 from .client import Network, Terms, Trained, Weights
@@ -29,17 +30,41 @@ DOUBT = 3.0  # how much more new samples vary along the map's directions than th
 
 @state
 class Sky(State):
-    """The prototypes and the map that are sent, and the statistics that they are made of."""
+    """The prototypes and the map that are sent, the statistics that they are made of, and who has them."""
 
-    bank: PrototypeBank
-    """`[C, C]`, prototypes as the map shows them."""
-    map: Tensor
-    """`[C, width]`, from the common space to where the nearest prototype is the linear discriminant rule."""
+    prototypes: PrototypeBank
+    """`[C, C]`, as the map shows them."""
+    discriminants: Tensor
+    """`[C, width]`, the map from the common space to where the nearest prototype is the linear discriminant rule."""
     stars: PrototypeBank
     """`[C, width]`, the class means of all samples so far in the common space."""
     scatter: PrototypeBank
     """`[width // 2 + 1, width]`, one half of the covariance of features within the classes of a client."""
     weights: Weights
+    heard: Tensor
+    """`[N]`, 1 for clients whose statistics have arrived."""
+    told: Tensor
+    """`[N]`, 1 for clients that have the present map and prototypes, and are not sent them again."""
+
+    def bank(self, client: int, round: int) -> PrototypeBank | None:
+        """The prototypes, for a client that does not have them."""
+        return None if bool(self.told[client]) else self.prototypes
+
+    def map(self, client: int, round: int) -> Tensor | None:
+        """The map, for a client that does not have it."""
+        return None if bool(self.told[client]) else self.discriminants
+
+    def arrived(self, client: int, round: int) -> float:
+        """1 where the client's statistics have arrived, else 0, which asks for them."""
+        return float(self.heard[client])
+
+    def audience(self, client: int, round: int) -> Hashable:
+        return bool(self.heard[client]), bool(self.told[client])
+
+    def enlarged(self, start: Sky) -> Sky:
+        """New clients have sent nothing and were told nothing."""
+        heard, told = (torch.cat([old, old.new_zeros(len(start.heard) - len(old))]) for old in (self.heard, self.told))
+        return replace(self, heard=heard, told=told)
 
 
 @register("constellation")
@@ -52,6 +77,7 @@ class Constellation(Method):
     width: int = 128  # the number of features of the common space
     shrinkage: float = 0.1  # of the covariance, towards one with equal variances
     trust: float = 0.1  # how much the prototypes' scores count beside the network's logits
+    space: Literal["auto", "samples"] = "auto"  # common to all: of samples, or of the encoder that all begin with
     average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
 
     def __post_init__(self) -> None:
@@ -63,48 +89,53 @@ class Constellation(Method):
 
     @property
     def exchange(self) -> Exchange:
-        """Down: the map and the prototypes. Up: statistics of the client's samples, the first time; later they are empty."""
-        model = (weights(),) if self.average_weights else ()
+        """Down: map and prototypes, to clients that lack them. Up: statistics of the client's samples, until they arrive."""
+        model = (weights(prefix=NETWORK),) if self.average_weights else ()
+        sky = (bank(each=True, optional=True), array("map", "classes", self.width, each=True, optional=True))
         stars = bank("stars", ("classes", self.width))
         rows = len(half_of(torch.zeros(self.width, self.width)))
         scatter = bank("scatter", (rows, self.width), most=float(rows))  # each row counts all samples
-        return Exchange(
-            (bank(), array("map", "classes", self.width), *model), (stars, scatter, *model), not self.average_weights
-        )
+        down = (*sky, number("arrived", each=True), *model)
+        return Exchange(down, (stars, scatter, *model), not self.average_weights)
 
     @property
     def predict(self) -> Predict:
         """The mean of what the head and the prototypes say, whose scores are log-likelihoods: −½·distance²."""
-        return Mix("squared", 2.0, prefers="shrunk", variance=DOUBT * self.trust, common=self.width, share=0.5)
+        return Mix("squared", 2.0, common=self.width, common_space=self.space, share=0.5)
 
     # --- client -------------------------------------------------------------------------------------------------
     def begin(self, weights: Weights, received: Received) -> Weights:
-        bank, map = bank_of(received), received.tensors["map"]
+        sky = sky_of(received)
+        prototypes, map = bank_of(sky), sky.tensors["map"]
         if "stars" in received.memory.banks:
             stars = received.memory.banks["stars"]
-            bank = aggregate.shrunk(PrototypeBank(stars.means @ map.T, stars.counts), bank, DOUBT * self.trust)
-        return {**weights, **received.weights, **guide(bank, map)}
+            own = PrototypeBank(stars.means @ map.T, stars.counts)
+            prototypes = aggregate.shrunk(own, prototypes, DOUBT * self.trust)
+        return {**weights, **received.weights, **guide(prototypes, map)}
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
         return {"ce": losses.cross_entropy(net(batch.x).logits, batch.y, weight=batch.weight)}
 
     def returned(self, trained: Trained, received: Received, round: int) -> Bundle:
-        classes, width = bank_of(received).num_classes, self.width
+        classes, width = bank_of(sky_of(received)).num_classes, self.width
         banks = {"stars": PrototypeBank.empty(classes, width), "scatter": no_scatter(width)}
-        if not received.memory.banks:
+        if not received.scalars["arrived"]:
             banks["stars"], banks["scatter"] = self.statistics(trained, classes)
-        return Bundle(banks=banks, weights=trained.weights if self.average_weights else {})
+        network = {name: value for name, value in trained.weights.items() if name.startswith(NETWORK)}
+        return Bundle(banks=banks, weights=network if self.average_weights else {})
 
     def remember(self, trained: Trained, received: Received, round: int) -> Bundle:
-        """The client's own class means in the common space, which are sent once."""
-        if received.memory.banks:
-            return received.memory
-        return Bundle(banks={"stars": self.statistics(trained, bank_of(received).num_classes)[0]})
+        """The client's own class means in the common space, and the map and prototypes that it was sent last."""
+        sky = sky_of(received)
+        stars = received.memory.banks.get("stars")
+        if stars is None:
+            stars, _ = self.statistics(trained, bank_of(sky).num_classes)
+        return Bundle(sky.bank, {"stars": stars}, tensors={"map": sky.tensors["map"]})
 
     def statistics(self, trained: Trained, classes: int) -> tuple[PrototypeBank, PrototypeBank]:
         """Class means of the client's samples in the common space, and the covariance of what they differ from them by."""
         _, batch = trained.outputs()
-        features = CommonSpace(tuple(batch.x.shape[1:]), self.width)(batch.x)
+        features = trained.common(batch.x)
         stars = PrototypeBank.from_embeddings(features, batch.y, classes, batch.weight)
         rest = batch.weight[:, None] * (features - stars.means[batch.y])
         number = (batch.weight.sum() - stars.known.sum()).clamp_min(0)  # the degrees of freedom
@@ -114,24 +145,38 @@ class Constellation(Method):
     # --- server -------------------------------------------------------------------------------------------------
     def start(self, setup: Setup) -> Sky:
         classes, width = setup.num_classes, self.width
-        stars, scatter = PrototypeBank.empty(classes, width), no_scatter(width)
-        weights = setup.weights if self.average_weights else {}
-        return Sky(PrototypeBank.empty(classes, classes), torch.eye(classes, width), stars, scatter, weights)
+        nobody = torch.zeros(setup.num_clients)
+        shared = {n: v for n, v in setup.weights.items() if n.rpartition(":")[2].startswith(NETWORK)}
+        return Sky(
+            PrototypeBank.empty(classes, classes),
+            torch.eye(classes, width),
+            PrototypeBank.empty(classes, width),
+            no_scatter(width),
+            shared
+            if self.average_weights
+            else {},  # names begin with the number of the architecture, if there are several
+            nobody,
+            nobody,
+        )
 
     def update(self, state: Sky, reduced: Reduced, round: int, setup: Setup) -> Sky:
-        bank, map, stars, scatter = state.bank, state.map, state.stars, state.scatter
-        if bool(reduced.banks["stars"].known.any()):
-            stars, scatter = stars.combine(reduced.banks["stars"]), scatter.combine(reduced.banks["scatter"])
-            bank, map = aggregate.discriminants(stars, whole_of(scatter.means), self.shrinkage, self.trust)
-        weights = {**state.weights, **reduced.weights}
-        new = guide(bank, map)  # a shared model has it too; names begin with the architecture's number
-        weights |= {name: new[name.rpartition(":")[2]] for name in weights if name.rpartition(":")[2] in new}
-        return Sky(bank, map, stars, scatter, weights)
+        present = torch.zeros_like(state.heard)
+        present[list(reduced.contributors)] = 1.0
+        heard, told = torch.maximum(state.heard, present), torch.maximum(state.told, present)
+        news = bool((heard > state.heard).any())  # later uploads are empty, but for noise that privacy adds
+        state = replace(state, weights={**state.weights, **reduced.weights}, heard=heard, told=told)
+        if not news or not bool(reduced.banks["stars"].known.any()):
+            return state
+        stars = state.stars.combine(reduced.banks["stars"])
+        scatter = state.scatter.combine(reduced.banks["scatter"])
+        bank, map = aggregate.discriminants(stars, whole_of(scatter.means), self.shrinkage, self.trust)
+        told = torch.zeros_like(told)
+        return replace(state, prototypes=bank, discriminants=map, stars=stars, scatter=scatter, told=told)
 
 
-def guide(bank: PrototypeBank, map: Tensor) -> Weights:
-    """The buffers of a guided model that show it the prototypes."""
-    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype)}
+def sky_of(received: Received) -> Bundle:
+    """The map and the prototypes that a client has: those that it was sent, or those that it was sent before."""
+    return received.memory if received.bank is None else received
 
 
 def half_of(symmetric: Tensor) -> Tensor:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ..bank import PrototypeBank
 from ..common import CommonSpace
 from ..errors import ProtofedError
-from .base import ModelSpec, Output, Shape
+from .base import Classifier, ModelSpec, Output, Shape
+
+NETWORK = "network."  # what the names of the network's own weights begin with
 
 
 class Guided(nn.Module):
@@ -23,10 +28,13 @@ class Guided(nn.Module):
     prototypes: Tensor
     known: Tensor
 
-    def __init__(self, network: nn.Module, sample_shape: Shape, num_classes: int, width: int) -> None:
+    def __init__(
+        self, network: nn.Module, sample_shape: Shape, num_classes: int, width: int, pretrained: bool = False
+    ) -> None:
         super().__init__()
         self.network, self.dim = network, num_classes
-        self.space = CommonSpace(sample_shape, width)
+        encoder = copy.deepcopy(network.encoder) if pretrained and isinstance(network, Classifier) else None
+        self.space = CommonSpace(sample_shape, width, encoder)
         self.register_buffer("map", torch.eye(num_classes, width))
         self.register_buffer("prototypes", torch.zeros(num_classes, num_classes))
         self.register_buffer("known", torch.zeros(num_classes))
@@ -39,12 +47,26 @@ class Guided(nn.Module):
         return Output(z, self.network(x).logits + scores - scores.mean(-1, keepdim=True))
 
 
+def guide(bank: PrototypeBank, map: Tensor) -> dict[str, Tensor]:
+    """The buffers of a guided model that show it the prototypes."""
+    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype)}
+
+
+def guiding_bank(weights: Mapping[str, Tensor]) -> PrototypeBank:
+    """The prototypes that a guided model holds."""
+    return PrototypeBank(weights["prototypes"], weights["known"])
+
+
 @dataclass(frozen=True)
 class GuidedModel:
-    """A model's settings, from which `Guided` is built."""
+    """A model's settings, from which `Guided` is built.
+
+    With `pretrained` the common space is that of the encoder as it starts, of which the model then has a frozen copy.
+    """
 
     model: ModelSpec
     width: int
+    pretrained: bool = False
 
     @property
     def name(self) -> str:
@@ -58,4 +80,5 @@ class GuidedModel:
                 "constellation compares samples as they are, and tokens are no numbers; give it an encoder's features as "
                 "data"
             )
-        return Guided(self.model.build(sample_shape, num_classes), sample_shape, num_classes, self.width)
+        network = self.model.build(sample_shape, num_classes)
+        return Guided(network, sample_shape, num_classes, self.width, self.pretrained)

@@ -218,6 +218,12 @@ def rescaled(spec: ModelSpec, mean: Tensor | None, std: Tensor | None) -> ModelS
     return Rescaled(spec, gain, offset)
 
 
+def is_pretrained(spec: Any) -> bool:
+    """Whether a model's settings name published weights that its encoder begins with."""
+    spec = spec.model if isinstance(spec, Rescaled) else spec
+    return getattr(spec, "pretrained", None) is not None
+
+
 def unpublished(spec: Any) -> Any:
     """A model's settings without the file of its weights, for a network that is given its weights otherwise."""
     if isinstance(spec, Rescaled | Projected | GuidedModel):

@@ -86,6 +86,12 @@ class Skeleton:
         with torch.no_grad():
             return torch.cat([self.module(self.arranged(piece), levels=True).low for piece in x.split(EVAL_BATCH)])
 
+    def common(self, x: Tensor) -> Tensor:
+        """The features of samples in the space that all clients have in common, of a guided network, in pieces."""
+        space: nn.Module = self.module.space  # type: ignore[assignment]
+        with torch.no_grad():
+            return torch.cat([space(self.arranged(piece)) for piece in x.split(EVAL_BATCH)])
+
 
 class TrainingNetwork:
     """The model in training as a method sees it."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from .. import losses
-from ..aggregate import shrunk
 from ..bank import PrototypeBank
 from ..registry import Registry
 from ..wire import Bundle
@@ -27,19 +26,21 @@ class Predict:
     registry: ClassVar[Registry[Predict]] = Registry("prediction")
     name: ClassVar[str]
     by: ClassVar[By] = "head"
-    reads: ClassVar[tuple[str, ...]] = ("weights", "bank")
-    """The parts of the server's message that a prediction needs."""
+    reads: ClassVar[tuple[str, ...]] = ("weights", "bank", "map")
+    """The parts of the server's message that a prediction needs, where the method has them."""
 
     metric: Literal["squared", "euclidean", "cosine"] = "squared"
     temperature: float = 1.0  # what scores are divided by, so that their softmax votes in an ensemble
-    prefers: Literal["received", "own", "alone", "shrunk"] = "received"
-    """Whose prototype stands for a class that both know; `alone`: the client's own, and no received ones beside them;
-    `shrunk`: the client's own, drawn towards the received one by as much as clients are alike."""
-    variance: float = 1.0  # of the samples of a class, for prefers=shrunk
+    prefers: Literal["received", "own", "alone"] = "received"
+    """Whose prototype stands for a class that both know; `alone`: the client's own, and no received ones beside them."""
     trains_head: bool = True
     tuning: int = 0  # epochs a client trains what it was sent on its own data first; they change no state
     space: Literal["own", "consensus"] = "own"  # of the embedding: the model's own, or FedPAGR's projection head
-    common: int = 0  # features of the fixed space that all clients have in common, as constellation has it; 0: none
+    common: int = 0
+    """Features of the fixed space that all clients have in common, as constellation has it; 0: none. With it a client
+    predicts by the model that it would begin the next round with, and by the prototypes that this model holds."""
+    common_space: Literal["auto", "samples"] = "auto"
+    """Of what: of samples as they are, or (`auto`) of the pretrained encoder where all clients begin with the same one."""
     halves: float | None = None  # the model is a sum σ + ψ, as FedMatch has it, with ψ starting as so much of σ
 
     def bank(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> PrototypeBank:
@@ -57,8 +58,6 @@ class Predict:
         bank = received.bank
         if bank is None or self.prefers == "alone":
             return own()
-        if self.prefers == "shrunk":
-            return shrunk(own(), bank, self.variance)
         if self.prefers == "own":
             return own().filled_from(bank)
         return bank if bool((bank.known | ~classes).all()) else bank.filled_from(own())

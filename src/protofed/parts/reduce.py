@@ -48,9 +48,14 @@ class Reduced:
     weights: Mapping[str, Tensor] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
     sums: Mapping[str, PrototypeBank] = field(default_factory=dict)
-    clients: int = 0
+    contributors: tuple[int, ...] = ()  # the numbers of the clients whose uploads it is of
     share: float = 0.0  # how much the clients' weights counted, added up
     uploads: tuple[Upload, ...] = ()
+
+    @property
+    def clients(self) -> int:
+        """How many clients it is of."""
+        return len(self.contributors)
 
     @property
     def uploaded_banks(self) -> PrototypeBank:
@@ -146,18 +151,25 @@ class Running:
             rule: how uploads become one result.
             sent: the weights that clients were sent, where they were sent any.
         """
-        self.rule, self.sent, self.total, self.clients = rule, sent or {}, Sums(), 0
+        self.rule, self.sent, self.total = rule, sent or {}, Sums()
+        self.contributors: list[int] = []
         self.kept: list[Upload] = []
 
     def add(self, uploads: Sequence[Upload]) -> None:
         """Take some more uploads."""
-        self.clients += len(uploads)
+        self.contributors += [upload.client for upload in uploads]
         self.rule.lift(uploads, self.total)
         self.kept += self.rule.keep(uploads)
 
+    @property
+    def clients(self) -> int:
+        """How many clients' uploads have arrived."""
+        return len(self.contributors)
+
     def result(self) -> Reduced:
         """The reduction of all uploads so far."""
-        return replace(self.rule.finish(self.total, self.kept, self.sent), clients=self.clients)
+        reduced = self.rule.finish(self.total, self.kept, self.sent)
+        return replace(reduced, contributors=tuple(self.contributors))
 
 
 @Reduce.registry.register("mean")

@@ -126,11 +126,14 @@ class StackEngine(PlainEngine):
         """The clients of each group. Those whose samples are rows of one tensor are evaluated in one stack."""
         for group in self.groups(downloads.clients) if downloads.clients else ():
             for clients in split(group, lambda c: id(samples_of(self.data, c, options.part).x)):
-                stack = VisitedStack(self.skeleton, self._stacked_models(downloads.only(clients)), self.data, clients)
-                yield [
-                    StackedVisit(client, self.message(downloads, client), stack, k, self.kept_bank)
-                    for k, client in enumerate(clients)
-                ]
+                messages = [self.message(downloads, client) for client in clients]
+                if self.method.predict.common:
+                    begun = [self.begun(message, client) for message, client in zip(messages, clients, strict=True)]
+                    messages, models = [message for message, _ in begun], self._stacked([model for _, model in begun])
+                else:
+                    models = self._stacked_models(downloads.only(clients))
+                stack = VisitedStack(self.skeleton, models, self.data, clients)
+                yield [StackedVisit(client, messages[k], stack, k, self.kept_bank) for k, client in enumerate(clients)]
 
     def _judged(self, visits: list[StackedVisit], candidates: Candidates) -> Board:
         """The scores of the clients of one stack. Those of which no more is measured are scored together."""
@@ -152,7 +155,9 @@ class StackEngine(PlainEngine):
         """The models by which clients are evaluated, with a leading client axis."""
         if isinstance(self.states, SharedStore) and not (self.method.predict.tuning or self.inputs.own_start):
             return self.states.stacked(downloads.clients, self.start)
-        models = self._models(downloads)
+        return self._stacked(self._models(downloads))
+
+    def _stacked(self, models: Sequence[Weights]) -> Weights:
         return {name: torch.stack([model[name] for model in models]) for name in self.skeleton.slots}
 
     def _models(self, downloads: Downloads) -> list[Weights]:

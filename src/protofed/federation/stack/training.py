@@ -306,3 +306,7 @@ class StackedClient:
     def low_bank(self) -> PrototypeBank:
         """The class means of the low-level features of the labelled samples."""
         return self.stack.low_banks[self.k]
+
+    def common(self, x: Tensor) -> Tensor:
+        """The features of samples in the space that all clients have in common."""
+        return self.stack.skeleton.common(x)
