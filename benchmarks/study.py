@@ -1,5 +1,8 @@
 """The study of methods that send prototypes, in real settings: `python benchmarks/study.py [SETTING …]`, or `--table`.
 
+`--choice` runs Constellation with several settings on files that are made of the training parts alone, by which its
+defaults are chosen, and writes docs/results/study-choice.md.
+
 Needs data/study, which benchmarks/study_data.py makes. Each setting of benchmarks/study is a comparison of three seeds,
 which is continued where it was cut off, and is packed into docs/results/study; then docs/results/study.md is written.
 """
@@ -25,15 +28,21 @@ CHANGED = {  # what is changed of it, in the settings that take seconds a run
     "shrinkage 0.3": "shrinkage=0.3",
     "wrong prototypes": "control=shuffled",
 }
+CHOICES = {  # among which the defaults are chosen
+    "trust 0.1, share 0.5": "trust=0.1&share=0.5",
+    "trust 0.3, share 0.5": "trust=0.3&share=0.5",
+    "trust 1, share 0.5": "trust=1&share=0.5",
+    "trust 0.3, share 0.3": "trust=0.3&share=0.3",
+}
 IN_PARTS = ("text", "activity", "fashion")
 SITUATIONS = ("alike", "enough", "wired")  # of `protofed demo`, whose other rows are in docs/results/first
 Figures = dict[str, dict[int, float]]  # by row and seed
 
 
-def compared(config: str, rows: list[str], folder: Path, *more: str) -> None:
+def compared(config: str, rows: list[str], folder: Path, *more: str, seeds: str = "3") -> None:
     """Run a comparison, or what is left of it, and pack it."""
     if not (OUT / folder.name).exists():
-        words = ["--config", config, "--seeds", "3", "--jobs", "1", "--out", str(folder), *more]
+        words = ["--config", config, "--seeds", seeds, "--jobs", "1", "--out", str(folder), *more]
         subprocess.run([sys.executable, "-m", "protofed", "compare", *rows, *words], check=True)
         subprocess.run([sys.executable, "-m", "protofed", "pack", str(folder), str(OUT / folder.name)], check=True)
 
@@ -123,12 +132,35 @@ def write_tables() -> None:
     write(lines, "study-situations")
 
 
+def choose(names: list[str]) -> None:
+    """Run Constellation with other settings on the choice files, and write docs/results/study-choice.md."""
+    for name in names:
+        config = HERE / f"{name}.toml"
+        data = "data.path=" + config.read_text().partition('path = "')[2].partition(".npz")[0] + "-choice.npz"
+        rows = [f"{label}=constellation?{settings}" for label, settings in CHOICES.items()]
+        compared(str(config), rows, Path("runs/study") / f"{name}-choice", "--no-local", data, seeds="11,12")
+    names = [p.stem for p in sorted(HERE.glob("*.toml")) if (OUT / f"{p.stem}-choice").exists()]
+    found = {name: figures(OUT / f"{name}-choice")[0] for name in names}
+    lines = [
+        "| by its own prediction | " + " | ".join([*names, "mean"]) + " |",
+        "| --- |" + " ---: |" * (len(names) + 1),
+    ]
+    for row in CHOICES:
+        means = [mean(found[name][row]) for name in names]
+        lines.append(f"| {row} | " + " | ".join(f"{value:.1f}" for value in [*means, statistics.fmean(means)]) + " |")
+    write(lines, "study-choice")
+
+
 def write(lines: list[str], name: str) -> None:
     """Write a table of docs/results."""
     Path(f"docs/results/{name}.md").write_text("\n".join(lines) + "\n")
 
 
 def main(words: list[str]) -> None:
+    if "--choice" in words:
+        named = [word for word in words if word != "--choice"]
+        choose(named or [path.stem for path in sorted(HERE.glob("*.toml"))])
+        return
     if "--table" not in words:
         for name in words or [path.stem for path in sorted(HERE.glob("*.toml"))]:
             config = str(HERE / f"{name}.toml")

@@ -77,6 +77,7 @@ class Constellation(Method):
     width: int = 128  # the number of features of the common space
     shrinkage: float = 0.1  # of the covariance, towards one with equal variances
     trust: float = 0.1  # how much the prototypes' scores count beside the network's logits
+    share: float | Literal["validated"] = 0.5  # of the network in a prediction; the prototypes have the rest
     space: Literal["auto", "samples"] = "auto"  # common to all: of samples, or of the encoder that all begin with
     average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
 
@@ -86,6 +87,7 @@ class Constellation(Method):
             raise ValueError("shrinkage must be above 0 and at most 1")
         if self.trust <= 0:
             raise ValueError("trust must be above 0")
+        _ = self.predict  # which checks the share
 
     @property
     def exchange(self) -> Exchange:
@@ -101,7 +103,7 @@ class Constellation(Method):
     @property
     def predict(self) -> Predict:
         """The mean of what the head and the prototypes say, whose scores are log-likelihoods: −½·distance²."""
-        return Mix("squared", 2.0, common=self.width, common_space=self.space, share=0.5)
+        return Mix("squared", 2.0, common=self.width, common_space=self.space, share=self.share)
 
     # --- client -------------------------------------------------------------------------------------------------
     def begin(self, weights: Weights, received: Received) -> Weights:
