@@ -25,14 +25,16 @@ CHANGED = {  # what is changed of it, in the settings that take seconds a run
     "64 features": "width=64",
     "256 features": "width=256",
     "trust 0.3": "trust=0.3",
+    "share 0.5": "share=0.5",
     "shrinkage 0.3": "shrinkage=0.3",
     "wrong prototypes": "control=shuffled",
 }
 CHOICES = {  # among which the defaults are chosen
     "trust 0.1, share 0.5": "trust=0.1&share=0.5",
+    "trust 0.1, share 0.3": "trust=0.1&share=0.3",
+    "trust 0.1, share 0.1": "trust=0.1&share=0.1",
     "trust 0.3, share 0.5": "trust=0.3&share=0.5",
-    "trust 1, share 0.5": "trust=1&share=0.5",
-    "trust 0.3, share 0.3": "trust=0.3&share=0.3",
+    "trust 0.3, share 0.1": "trust=0.3&share=0.1",
 }
 IN_PARTS = ("text", "activity", "fashion")
 SITUATIONS = ("alike", "enough", "wired")  # of `protofed demo`, whose other rows are in docs/results/first

@@ -77,7 +77,7 @@ class Constellation(Method):
     width: int = 128  # the number of features of the common space
     shrinkage: float = 0.1  # of the covariance, towards one with equal variances
     trust: float = 0.1  # how much the prototypes' scores count beside the network's logits
-    share: float | Literal["validated"] = 0.5  # of the network in a prediction; the prototypes have the rest
+    share: float | Literal["validated"] = 0.1  # of the network in a prediction; the prototypes have the rest
     space: Literal["auto", "samples"] = "auto"  # common to all: of samples, or of the encoder that all begin with
     average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
 
