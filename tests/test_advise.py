@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,14 @@ from protofed.data import Dataset
 from protofed.data.federate import federate, without_test_rows
 from protofed.errors import Stopped
 from protofed.experiment.advise import read_advice
-from protofed.experiment.advise.plan import chosen_methods, divide, entries_of, parse_budget, sends_weights
+from protofed.experiment.advise.plan import (
+    chosen_methods,
+    divide,
+    entries_of,
+    fitting_methods,
+    parse_budget,
+    sends_weights,
+)
 from protofed.experiment.advise.run import Pace, fitting_length
 from protofed.experiment.advise.words import sentences, table
 from protofed.experiment.run import load, resume, run
@@ -118,6 +126,22 @@ def test_methods_that_cannot_be_raced_are_left_out_with_a_reason():
     assert all(not sends_weights(pf.methods.get(name)) for name in private) and "fedproto" in private
     assert chosen_methods(["fedprox"], True, "all", {})[0] == ["local", "fedprox"]
     assert "protofssl" in chosen_methods([], True, "client", {})[0]
+
+
+def test_a_method_that_compares_samples_is_raced_where_they_can_be_compared():
+    """Not on tokens, and not where only a network's features count."""
+    names = ["local", "constellation", "fedproto"]
+    numbers = Dataset.from_arrays(**sites())
+    assert fitting_methods(names, divide({"data": numbers}, names)) == (names, {})
+    kept, left_out = fitting_methods(names, divide({"data": numbers, "train": "head"}, names))
+    assert kept == ["local", "fedproto"] and "train=head" in left_out["constellation"]
+    tokens = replace(numbers, x_train=torch.ones(72, 4, dtype=torch.int64))
+    assert "tokens are no numbers" in fitting_methods(names, divide({"data": tokens}, names))[1]["constellation"]
+    with pytest.raises(pf.ProtofedError, match="nothing is left to race against Local"):
+        fitting_methods(names[:2], divide({"data": tokens}, names))
+    advice = pf.advise(numbers, budget="60s", methods=["constellation"], jobs=1, lr=0.01, **TINY)
+    assert advice.record["contender"]["method"] == "constellation"
+    assert advice.record["contender"]["by"] in ("head", "prototype", "mix") and advice.record["control"]
 
 
 def test_entries_are_defaults_then_rates_then_weights_and_a_key_that_is_given_is_not_varied():

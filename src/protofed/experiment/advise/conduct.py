@@ -25,7 +25,7 @@ from ..general import General
 from ..keys import combine, with_dataset
 from ..settings import Settings, read_toml
 from . import words
-from .plan import Division, Entry, chosen_methods, divide, entries_of, parse_budget
+from .plan import Division, Entry, chosen_methods, divide, entries_of, fitting_methods, parse_budget
 from .race import makespan
 from .record import FORMAT, record_of, verdict_of
 from .run import Cell, Race, TimeUp, Watch, fitting_length, measured_pace
@@ -39,7 +39,7 @@ class Advice:
 
     Attributes:
         best: The variant to go on with: its label, its method, and the settings in which it differs from defaults.
-        by: How it predicts: by `head` or by `prototype`.
+        by: How it predicts: by `head`, by `prototype` or, as Constellation does, by a `mix` of both.
         certainty: `sure`, `fairly sure`, `not different` (from Local, which is then the advice) or `unknown`.
         table: A row for each entry of the race.
         sites: What each site gains or loses.
@@ -120,6 +120,8 @@ def advise(
     settings = combine(settings, with_dataset({**given, "data": data}))
     names, left_out = chosen_methods(list(methods), weights, settings.get("labels", "all"), settings)
     division = divide(settings, names)
+    names, unfit = fitting_methods(names, division)
+    left_out |= unfit
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "race" if out is None else Path(out)
         race = _begin(folder, division, names, seconds, began, jobs, watch, stack)

@@ -62,6 +62,7 @@ CANDIDATES: dict[str, Candidate] = {
     ),
     "fedapa": Candidate(lambda rounds: {"warm_up.end": _third(rounds)}, other=({"warm_up.maximum": 3},), ripe=1 / 3),
     "fedpagr": Candidate(),
+    "constellation": Candidate(),
 }
 WITH_UNLABELLED = ("fixmatch-fedavg", "protofssl")  # raced too where clients have samples without labels
 
@@ -124,11 +125,33 @@ def chosen_methods(
             left_out[name] = "it is for sites with samples without labels"
         else:
             left_out[name] = f"it is not among the usual ones; --methods {name},… races it"
+    return _kept(names, left_out), left_out
+
+
+def _kept(names: Sequence[str], left_out: Mapping[str, str]) -> list[str]:
+    """The methods that are not left out; without one beside Local there is no race."""
     kept = [name for name in names if name not in left_out]
     if kept == ["local"]:
         reasons = "; ".join(f"{name}: {left_out[name]}" for name in names if name in left_out)
         raise ProtofedError(f"nothing is left to race against Local ({reasons or 'only Local was asked for'})")
-    return kept, left_out
+    return kept
+
+
+def fitting_methods(names: Sequence[str], division: Division) -> tuple[list[str], dict[str, str]]:
+    """The methods that the data allows, and why each of the others is not raced.
+
+    Args:
+        names: The methods of the race.
+        division: The data.
+    """
+    if not division.view.x_train.is_floating_point():
+        reason = "it compares samples as they are, and tokens are no numbers"
+    elif division.base.general.train == "head":
+        reason = "it compares samples as they are, and train=head is about a network's features of them"
+    else:
+        return list(names), {}
+    left_out = {name: reason for name in names if all_methods.registry.make(name).predict.common}
+    return _kept(names, left_out), left_out
 
 
 def entries_of(names: Sequence[str], given: Mapping[str, Any], rounds: int, lr: float) -> list[Entry]:
