@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,15 +10,17 @@ import torch
 
 import protofed as pf
 from protofed import ProtofedError, methods
+from protofed.bank import PrototypeBank
 from protofed.classifier import load
 from protofed.classifier.card import export_with_card
 from protofed.evaluate import Confusion, Scores
 from protofed.experiment.run import prepare_data
+from protofed.federation.judge import Mixture
 from protofed.federation.site import bundle_of, scores_of
 from protofed.parts import Mix
 from protofed.results.columns import default_columns
 from protofed.results.confusions import read_confusions
-from protofed.wire import decode, encode
+from protofed.wire import Bundle, decode, encode
 from support.marks import slow_but
 from support.small import SMALL, blobs
 
@@ -32,7 +35,7 @@ def softmax(values, allowed):
 def mixed_by_loops(logits, scores, trained, share):
     """The probabilities of one sample, by plain numbers: who does not know a class takes the other's word for it."""
     known = [s > -INF for s in scores]
-    heads = [t or not k for t, k in zip(trained, known, strict=True)]
+    heads = trained
     head, prototype = softmax(logits, heads), softmax(scores, known)
     unknown_to_head = sum(p for p, may in zip(prototype, heads, strict=True) if not may)
     unknown_to_bank = sum(p for p, may in zip(head, known, strict=True) if not may)
@@ -48,6 +51,7 @@ def drawn(seed, n=6, classes=5):
     g = torch.Generator().manual_seed(seed)
     logits, scores = torch.randn(n, classes, generator=g), 3 * torch.randn(n, classes, generator=g)
     known, trained = torch.rand(2, classes, generator=g) < 0.6
+    known[0] = trained[-1] = True
     return logits, scores.masked_fill(~known, -INF), trained
 
 
@@ -196,3 +200,19 @@ def test_a_mix_travels_from_a_site():
         and sent.accuracy_mix == pytest.approx(2 / 3)
         and sent.measures == {"mix_share": pytest.approx(0.3)}
     )
+
+
+@pytest.mark.parametrize("candidates", ["own", "all"])
+def test_a_shared_head_is_asked_of_the_classes_that_are_chosen_among(candidates):
+    """A shared model knows all classes; where a client chooses among its own, the head's word for others counts nothing."""
+    classes = torch.tensor([True, True, False])
+    bank = PrototypeBank(torch.eye(3), torch.ones(3))
+    own = candidates == "own"
+    visit = SimpleNamespace(client=0, received=Bundle(weights={"w": torch.zeros(1)}))
+    data = SimpleNamespace(clients=[SimpleNamespace(classes=classes, validation=None)])
+    mixture = Mixture.of(
+        visit, Mix(share=0.7), data, bank.restricted(classes) if own else bank, classes if own else None
+    )
+    p = mixture(torch.eye(3)[:1], torch.tensor([[0.0, -1.0, 9.0]])).exp()[0]
+    assert (p[2] == 0) == own and float(p.sum()) == pytest.approx(1)
+    assert int(p.argmax()) == (0 if own else 2)

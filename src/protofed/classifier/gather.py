@@ -75,7 +75,7 @@ def gather(
         name, scaling = data.name_of(visit.client), data.scaling(visit.client)
         learnt = Learnt(name, whole.model, weights, whole.body, bank, allowed, radii, *scaling)
         if isinstance(predict, Mix):
-            mixture = Mixture.of(visit, predict, visit.model.data, bank.restricted(allowed))
+            mixture = Mixture.of(visit, predict, visit.model.data, bank.restricted(allowed), allowed)
             learnt = replace(learnt, share=torch.tensor(mixture.share), trained=mixture.trained)
         yield visit.client, learnt
 

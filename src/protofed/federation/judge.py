@@ -129,12 +129,14 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
     scored = candidates if options.prototypes else None
     mixture = None
     if isinstance(predict, Mix) and candidates is not None:
-        mixture = Mixture.of(visit, predict, data, candidates)
+        mixture = Mixture.of(visit, predict, data, candidates, classes if options.candidates == "own" else None)
     scores = score_client(output.embedding, output.logits, y, scored, predict.scores, options.qualities, mixture)
     if mixture is not None:
         scores = replace(scores, measures={**scores.measures, SHARE: mixture.share})
     if votes and bank is not None:
-        central, mixes = visit.outputs("central"), None if mixture is None else replace(mixture, bank=bank)
+        central, mixes = visit.outputs("central"), None
+        if mixture is not None:
+            mixes = replace(mixture, bank=bank, trained=asked_classes(visit, classes, bank))
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores, mixes))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
@@ -152,7 +154,7 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
 
 @dataclass(frozen=True)
 class Mixture:
-    """A client's own mixture of head and prototypes: the head's share, and the classes that the head was trained on."""
+    """A client's own mixture of head and prototypes: the head's share, and the classes of which the head is asked."""
 
     predict: Mix
     bank: PrototypeBank
@@ -160,13 +162,13 @@ class Mixture:
     share: float
 
     @classmethod
-    def of(cls, visit: Visit, predict: Mix, data: FederatedData, bank: PrototypeBank) -> Mixture:
-        """The mixture of a client that chooses among the classes of a bank.
-
-        A model that clients share was trained on all classes, and a private one on the client's own.
-        """
+    def of(
+        cls, visit: Visit, predict: Mix, data: FederatedData, bank: PrototypeBank, allowed: Tensor | None = None
+    ) -> Mixture:
+        """The mixture of a client that chooses among the classes of a bank; among no others than `allowed` ones."""
         client = data.clients[visit.client]
-        trained = client.classes | bool(visit.received.weights)
+        trained = asked_classes(visit, client.classes, bank)
+        trained = trained if allowed is None else trained & allowed
         if predict.share != "validated":
             return cls(predict, bank, trained, predict.share)
         if client.validation is None or not len(client.validation):
@@ -178,6 +180,15 @@ class Mixture:
     def __call__(self, z: Tensor, logits: Tensor) -> Tensor:
         """The logarithms `[n, C]` of the mixed probabilities."""
         return self.predict.mixed(logits, self.predict.scores(z, self.bank), self.trained, self.share)
+
+
+def asked_classes(visit: Visit, classes: Tensor, bank: PrototypeBank) -> Tensor:
+    """The classes of which a client's head is asked in a mixture.
+
+    A model that clients share was trained on all classes, and a private one on the client's own; of a class without a
+    prototype the head alone can say something.
+    """
+    return classes | bool(visit.received.weights) | ~bank.known
 
 
 @dataclass

@@ -105,7 +105,8 @@ class Mix(Predict):
     """The prediction mixes head and prototypes: `share · softmax(logits) + (1 − share) · softmax(scores)`.
 
     Where one of the two does not know a class, it has the probability that the other gives it: the head does not know
-    classes of which a private model saw no sample, and prototypes do not know classes without one.
+    classes of which a private model saw no sample, and prototypes do not know classes without one. Where the nearest
+    prototype is chosen among the client's own classes, so is the mix.
     """
 
     by: ClassVar[By] = "mix"
@@ -129,7 +130,7 @@ class Mix(Predict):
         Args:
             logits: `[n, C]`, the head's.
             scores: `[n, C]`, the prototypes', −∞ for a class without one.
-            trained: `[C]`, the classes that the head was trained on.
+            trained: `[C]`, the classes of which the head is asked.
             share: The head's share.
 
         Returns:
@@ -140,7 +141,6 @@ class Mix(Predict):
         tensor([[0.5000, 0.5000]])
         """
         known = scores > float("-inf")
-        trained = trained | ~known  # of a class that nobody knows, the head alone can say something
         head, prototype = _restricted_softmax(logits, trained), _restricted_softmax(scores, known)
         filled_head = _filled(head, prototype, trained)
         return (share * filled_head + (1 - share) * _filled(prototype, head, known)).log()
