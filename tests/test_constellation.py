@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 import protofed as pf
 from protofed import aggregate
 from protofed.bank import PrototypeBank
+from protofed.classifier import load
+from protofed.classifier.card import export_with_card
 from protofed.common import CommonSpace
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
@@ -17,6 +19,7 @@ from support.engines import ENGINES, LOOP
 from support.errors import refusal
 from support.small import SMALL, blobs
 from test_guard import LIAR, lying
+from test_published import published
 
 WIDTH = 12
 
@@ -183,6 +186,41 @@ def test_the_common_space_is_the_same_everywhere(shape):
 def test_what_makes_no_sense_is_refused_in_one_line():
     assert "shrinkage" in refusal(lambda: resolve("constellation", {**SMALL, "shrinkage": 0.0}))
     assert "features as data" in refusal(lambda: federation_of(train="head"))
+
+
+@pytest.mark.slow
+def test_a_pretrained_encoder_is_the_common_space_and_stays_as_it_was(tmp_path):
+    """Nothing of it is trained or sent; what is stored and exported has it, without the file that it came from."""
+    torch.save(published("mobilenetv2"), tmp_path / "w.pth")
+    keys = {"data": "digits", "limit_train": 60, "limit_test": 20, "resize": 16, "partition": "iid", "clients": 2}
+    keys |= {"rounds": 2, "model": "mobilenetv2", "stem": "imagenet", "silhouette": False, "snapshots": 0}
+    keys |= {"method.width": 16, "engine": "loop", "lr": 0.001}
+    model = {"pretrained": str(tmp_path / "w.pth")}
+    settings = resolve("constellation", {**keys, **model, "average_weights": True})
+    federation = build(settings)[1]
+    space = federation.engine.skeleton.module.space
+    before = {name: value.clone() for name, value in space.state_dict().items()}
+    finished(federation)
+    assert all(torch.equal(value, before[name]) for name, value in space.state_dict().items()) and len(before) > 100
+    assert all(name.startswith("network.") for name in federation.state.weights)
+    plain = pf.models.build("mobilenetv2", (3, 16, 16), 10, stem="imagenet", **model).eval()
+    x = torch.rand(5, 1, 16, 16)
+    directions = space.fixed
+    assert directions.shape == (1280, 16) and torch.allclose(directions.T @ directions, torch.eye(16), atol=1e-4)
+    inner = space.encoder.inner if hasattr(space.encoder, "inner") else space.encoder
+    scaled = space.encoder.scaled(x) if hasattr(space.encoder, "scaled") else x
+    with torch.no_grad():
+        assert torch.allclose(inner(scaled), plain.encoder(scaled), atol=1e-4)
+        assert torch.allclose(space(x), plain.encoder(scaled) @ directions, atol=1e-3)
+    result = pf.run("constellation", **keys, **model, out=tmp_path / "run")
+    (tmp_path / "w.pth").unlink()
+    classifier = pf.load(tmp_path / "run").model(0)
+    found = prepare_data(result.settings).clients[0].test.take()[0]
+    assert export_with_card(classifier, tmp_path / "model.onnx") < 1e-3
+    assert export_with_card(classifier, tmp_path / "other.safetensors") < 1e-5
+    assert np.array_equal(load(tmp_path / "other.safetensors").predict(found).labels, classifier.predict(found).labels)
+    random = build(resolve("constellation", {**keys, "space": "samples"}))[1]
+    assert random.engine.skeleton.module.space.encoder is None
 
 
 @pytest.mark.slow
