@@ -43,7 +43,7 @@ check: lint
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not browser"
 
 test: lint $(DOCS) $(BROWSER)
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal # one more than cores: federations wait for each other
 	$(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
 
 lint: $(TOOLS)
