@@ -1,7 +1,8 @@
 """A round of two ranks by torchrun beside one of two worker processes: `python benchmarks/ranks.py [TURNS]`.
 
 Both train `cnn28` of `protofed bench` (20 clients × 300 images, FedProto) by the engine that is chosen for it, in turns,
-with evaluation and checkpoints off. Writes docs/results/bench/ranks.json: the seconds of all rounds but the first of each run.
+with evaluation and checkpoints off. Writes docs/results/bench/ranks.json: the seconds of all rounds but the first of
+each run.
 """
 
 from __future__ import annotations
