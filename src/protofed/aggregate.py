@@ -632,11 +632,46 @@ def shrunk(own: PrototypeBank, others: PrototypeBank, variance: float) -> Protot
     >>> [shrunk(own, others, variance).means[:, 0].round().tolist() for variance in (1.0, 1e6)]
     [[5.0, 14.0], [0.0, 9.0]]
     """
-    both = own.known & others.known
-    directions = (others.known.sum() - 1).clamp_min(1)
-    noise = variance / torch.where(own.known, own.counts, 1.0)  # of each class mean, in every direction
-    apart = torch.where(both[:, None], own.means - others.means, 0.0)
-    beyond = torch.where(both, apart.square().sum(-1) / directions - noise, 0.0)
-    between = (beyond.sum() / both.sum().clamp_min(1)).clamp_min(0)
+    both, apart, noise, between = _between(own, others, variance)
     share = torch.where(both, between / (between + noise).clamp_min(1e-12), 0.0)
     return PrototypeBank(others.means + share[:, None] * apart, others.counts).filled_from(own)
+
+
+def difference(own: PrototypeBank, others: PrototypeBank, variance: float) -> Tensor:
+    """How much a client differs from all: the variance of its class means around theirs, in units of that between classes.
+
+    Args:
+        own: the client's prototypes `[C, d]`, with the number of samples of each.
+        others: the prototypes of all clients.
+        variance: of the samples of a class, in every direction in which classes differ.
+
+    Returns:
+        one number; 0 where no more than chance tells them apart.
+
+    >>> others = PrototypeBank(torch.tensor([[0.0, 0.0], [10.0, 0.0]]), torch.tensor([50.0, 50.0]))
+    >>> own = PrototypeBank(torch.tensor([[5.0, 0.0], [15.0, 0.0]]), torch.tensor([4.0, 4.0]))
+    >>> [round(float(difference(own, others, variance)), 2) for variance in (4.0, 1e6)]
+    [0.96, 0.0]
+    """
+    _, _, _, between = _between(own, others, variance)
+    known = others.known.to(others.means.dtype)
+    number = known.sum().clamp_min(1)
+    centre = known @ others.means / number
+    spread = (known[:, None] * (others.means - centre).square()).sum() / number / _directions(others)
+    return between / spread.clamp_min(1e-12)
+
+
+def _between(own: PrototypeBank, others: PrototypeBank, variance: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The classes that both know, how far apart their prototypes are, the variance of each of a client's class means by
+    chance, and the variance between clients beyond it."""
+    both = own.known & others.known
+    noise = variance / torch.where(own.known, own.counts, 1.0)  # of each class mean, in every direction
+    apart = torch.where(both[:, None], own.means - others.means, 0.0)
+    beyond = torch.where(both, apart.square().sum(-1) / _directions(others) - noise, 0.0)
+    between = (beyond.sum() / both.sum().clamp_min(1)).clamp_min(0)
+    return both, apart, noise, between
+
+
+def _directions(bank: PrototypeBank) -> Tensor:
+    """In how many directions the known classes differ."""
+    return (bank.known.sum() - 1).clamp_min(1)

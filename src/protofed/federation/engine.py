@@ -22,7 +22,6 @@ from ..methods.client import Weights
 from ..models import norm
 from ..models.base import ModelSpec, Output, parameter_count
 from ..models.convolution import LeanConv2d, with_convolutions
-from ..models.guided import guiding_bank
 from ..models.precision import with_precision
 from ..models.quick import with_quick_layers
 from ..models.skeleton import Skeleton, piece_size
@@ -486,7 +485,7 @@ class PlainEngine:
         """The guided model that a client would begin the next round with, and the message with the prototypes it holds."""
         state = self.state(client)
         weights = self.method.begin(state.weights, with_memory(message, state.memory))
-        return replace(message, bank=guiding_bank(weights)), weights
+        return judge.as_held(message, weights), weights
 
     @property
     def tuning(self) -> Task:

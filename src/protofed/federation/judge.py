@@ -8,7 +8,7 @@ these are counted once for all clients that have the same model, test samples an
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -31,6 +31,7 @@ from ..evaluate import (
 )
 from ..evaluate.accuracy import SHARE
 from ..models.base import Output
+from ..models.guided import guiding_bank
 from ..parts import Mix, Predict
 from ..parts.predict import EVEN
 from ..wire import Bundle
@@ -169,6 +170,8 @@ class Mixture:
         client = data.clients[visit.client]
         trained = asked_classes(visit, client.classes, bank)
         trained = trained if allowed is None else trained & allowed
+        if predict.share == "held":
+            return cls(predict, bank, trained, visit.received.scalars[SHARE])
         if predict.share != "validated":
             return cls(predict, bank, trained, predict.share)
         if client.validation is None or not len(client.validation):
@@ -189,6 +192,12 @@ def asked_classes(visit: Visit, classes: Tensor, bank: PrototypeBank) -> Tensor:
     prototype the head alone can say something.
     """
     return classes | bool(visit.received.weights) | ~bank.known
+
+
+def as_held(message: Bundle, weights: Mapping[str, Tensor]) -> Bundle:
+    """A message with the prototypes, and the head's share in a mixture, that a client's guided model holds."""
+    scalars = {**message.scalars, SHARE: float(weights["share"])}
+    return replace(message, bank=guiding_bank(weights), scalars=scalars)
 
 
 @dataclass

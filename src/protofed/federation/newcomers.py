@@ -80,5 +80,7 @@ def _score(engine: PlainEngine, downloads: Downloads, client: int, epochs: int, 
         failed = bool(trained_client(task, engine.skeleton, state, data, received, client, downloads.round).failure)
     if failed:
         engine.skeleton.load(engine.method.begin(state.weights, received))
+    if engine.method.predict.common:
+        message = judge.as_held(message, engine.skeleton.loaded())
     visit = PlainVisit(client, message, LoadedModel(engine.skeleton, engine.data, False))
     return judge.score(visit, engine.method.predict, engine.data, options)

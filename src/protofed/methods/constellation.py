@@ -25,6 +25,10 @@ from .checks import at_least_one
 from .client import Network, Terms, Trained, Weights
 from .server import Setup, State, state
 
+LEAST, MOST = (
+    0.1,
+    0.5,
+)  # the network's share in a prediction: of a client that is like all others, and of one that differs
 DOUBT = 3.0  # how much more new samples vary along the map's directions than those that it was made of
 
 
@@ -77,7 +81,9 @@ class Constellation(Method):
     width: int = 128  # the number of features of the common space
     shrinkage: float = 0.1  # of the covariance, towards one with equal variances
     trust: float = 0.1  # how much the prototypes' scores count beside the network's logits
-    share: float | Literal["validated"] = 0.1  # of the network in a prediction; the prototypes have the rest
+    share: float | Literal["auto", "validated"] = "auto"
+    """Of the network in a prediction; the prototypes have the rest. `auto`: 0.1 where a client is like all others, up to
+    0.5 where its prototypes are as far from theirs as classes are from each other."""
     space: Literal["auto", "samples"] = "auto"  # common to all: of samples, or of the encoder that all begin with
     average_weights: bool = False  # on: the shared edition, in which clients of one architecture also share a network
 
@@ -102,18 +108,27 @@ class Constellation(Method):
 
     @property
     def predict(self) -> Predict:
-        """The mean of what the head and the prototypes say, whose scores are log-likelihoods: −½·distance²."""
-        return Mix("squared", 2.0, common=self.width, common_space=self.space, share=self.share)
+        """A mean of what the head and the prototypes say, whose scores are log-likelihoods: −½·distance²."""
+        return Mix(
+            "squared",
+            2.0,
+            common=self.width,
+            common_space=self.space,
+            share="held" if self.share == "auto" else self.share,
+        )
 
     # --- client -------------------------------------------------------------------------------------------------
     def begin(self, weights: Weights, received: Received) -> Weights:
         sky = sky_of(received)
         prototypes, map = bank_of(sky), sky.tensors["map"]
+        share = map.new_tensor(LEAST)
         if "stars" in received.memory.banks:
             stars = received.memory.banks["stars"]
             own = PrototypeBank(stars.means @ map.T, stars.counts)
+            differs = aggregate.difference(own, prototypes, DOUBT * self.trust)
+            share = LEAST + (MOST - LEAST) * differs.clamp_max(1)
             prototypes = aggregate.shrunk(own, prototypes, DOUBT * self.trust)
-        return {**weights, **received.weights, **guide(prototypes, map)}
+        return {**weights, **received.weights, **guide(prototypes, map, share)}
 
     def terms(self, net: Network, batch: Batch, received: Received, round: int) -> Terms:
         return {"ce": losses.cross_entropy(net(batch.x).logits, batch.y, weight=batch.weight)}

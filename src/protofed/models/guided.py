@@ -21,12 +21,14 @@ class Guided(nn.Module):
     """A network whose logits are added to the scores of the prototypes in the common space.
 
     The embedding is what the map makes of the common features, one number for each class. Map and prototypes are buffers,
-    which a method sets. A class without a prototype has the network's logit alone.
+    which a method sets. A class without a prototype has the network's logit alone. `share` is that of the network in a
+    mixed prediction.
     """
 
     map: Tensor
     prototypes: Tensor
     known: Tensor
+    share: Tensor
 
     def __init__(
         self, network: nn.Module, sample_shape: Shape, num_classes: int, width: int, pretrained: bool = False
@@ -38,6 +40,7 @@ class Guided(nn.Module):
         self.register_buffer("map", torch.eye(num_classes, width))
         self.register_buffer("prototypes", torch.zeros(num_classes, num_classes))
         self.register_buffer("known", torch.zeros(num_classes))
+        self.register_buffer("share", torch.tensor(0.5))
 
     def forward(self, x: Tensor) -> Output:
         """The embedding in the common space, and the logits of both together."""
@@ -47,9 +50,9 @@ class Guided(nn.Module):
         return Output(z, self.network(x).logits + scores - scores.mean(-1, keepdim=True))
 
 
-def guide(bank: PrototypeBank, map: Tensor) -> dict[str, Tensor]:
+def guide(bank: PrototypeBank, map: Tensor, share: Tensor) -> dict[str, Tensor]:
     """The buffers of a guided model that show it the prototypes."""
-    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype)}
+    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype), "share": share}
 
 
 def guiding_bank(weights: Mapping[str, Tensor]) -> PrototypeBank:

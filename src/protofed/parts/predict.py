@@ -113,12 +113,15 @@ class Mix(Predict):
 
     metric: Literal["squared", "euclidean", "cosine"] = "cosine"
     temperature: float = 0.1
-    share: float | Literal["validated"] = "validated"
-    """The head's; `validated`: what is best on the client's own validation samples, 0.5 where it has none."""
+    share: float | Literal["validated", "held"] = "validated"
+    """The head's; `validated`: what is best on the client's own validation samples, 0.5 where it has none; `held`: what the
+    client's model holds, as constellation has it."""
 
     def __post_init__(self) -> None:
-        if self.share != "validated" and not 0 <= self.share <= 1:
+        if not isinstance(self.share, str) and not 0 <= self.share <= 1:
             raise ValueError("share must be from 0 to 1, or validated")
+        if self.share == "held" and not self.common:
+            raise ValueError("share=held is constellation's, whose models hold one")
         if not self.temperature > 0:
             raise ValueError("temperature must be above 0")
         if not self.trains_head:
