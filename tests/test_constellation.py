@@ -1,5 +1,7 @@
 """Constellation: the discriminant rule of a federation is that of the pooled samples, and what it sends, it sends once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -152,6 +154,9 @@ def test_shrunk_prototypes_lie_between_both_by_the_variance_beyond_chance(classe
     between = max(np.mean(beyond), 0)
     share = between / (between + 2.0 / samples)
     assert found == pytest.approx(others + share * (own - others), abs=1e-9)
+    spread = np.mean([((mean - others.mean(0)) ** 2).sum() / directions for mean in others])
+    differs = float(aggregate.difference(bank(own, samples), bank(others, 99), variance=2.0))
+    assert differs == pytest.approx(between / spread, rel=1e-6, abs=1e-9)
 
 
 def test_classes_that_one_side_lacks_have_the_other_sides_prototype():
@@ -159,6 +164,24 @@ def test_classes_that_one_side_lacks_have_the_other_sides_prototype():
     others = PrototypeBank(torch.tensor([[1.0], [0.0], [7.0]]), torch.tensor([9.0, 0.0, 9.0]))
     found = aggregate.shrunk(own, others, 1.0)
     assert found.known.all() and found.means.flatten().tolist() == [1.0, 5.0, 7.0]
+
+
+@pytest.mark.parametrize("differ", [False, True])
+def test_the_network_of_a_client_that_differs_has_a_larger_share(differ):
+    """A tenth where sites are alike; more where one of them has its features in another order."""
+    data = blobs(features=12)
+    site = torch.arange(len(data.x_train)) % 2
+    order = torch.randperm(12, generator=torch.Generator().manual_seed(3))
+    moved = data.x_train[:, order] if differ else data.x_train
+    x = torch.where(site[:, None] == 1, moved, data.x_train)
+    data = replace(data, x_train=x, group_train=site)
+    keys = {"data": data, "partition": "natural", "clients": 0, "test": "local", "rounds": 3, "model": "mlp"}
+    federation = build(resolve("constellation", {**keys, "width": WIDTH}).with_engine(LOOP))[1]
+    finished(federation)
+    downloads, _ = federation.downloads(range(2), 4, federation.method.predict.reads)
+    begun = [federation.engine.begun(federation.engine.message(downloads, c), c)[1] for c in range(2)]
+    shares = [float(weights["share"]) for weights in begun]
+    assert all(0.12 < share <= 0.5 if differ else share == pytest.approx(0.1) for share in shares), shares
 
 
 def test_unknown_classes_have_rows_of_zeros():
