@@ -1,16 +1,19 @@
-"""A fixed space of samples that all clients have in common: nothing of it is trained or sent."""
+"""A fixed space of samples that all clients have in common, and what a model that is guided by prototypes in it holds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .bank import PrototypeBank
+
 SEED = 20240229  # of the random filters, which are the same at all clients and in all runs
 KERNEL, POOLS = 5, 2
+NETWORK = "network."  # what the names of a guided model's own weights begin with
 
 
 class CommonSpace(nn.Module):
@@ -61,3 +64,13 @@ class CommonSpace(nn.Module):
             return x.flatten(1) @ fixed
         maps = functional.conv2d(x, fixed, padding=KERNEL // 2).relu()
         return functional.adaptive_avg_pool2d(maps, POOLS).flatten(1)[:, : self.width]
+
+
+def guide(bank: PrototypeBank, map: Tensor, share: Tensor) -> dict[str, Tensor]:
+    """The buffers of a guided model that show it the prototypes."""
+    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype), "share": share}
+
+
+def guiding_bank(weights: Mapping[str, Tensor]) -> PrototypeBank:
+    """The prototypes that a guided model holds."""
+    return PrototypeBank(weights["prototypes"], weights["known"])

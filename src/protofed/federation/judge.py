@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..bank import PrototypeBank
+from ..common import guiding_bank
 from ..data.types import FederatedData, Samples
 from ..evaluate import (
     Confusion,
@@ -31,7 +32,6 @@ from ..evaluate import (
 )
 from ..evaluate.accuracy import SHARE
 from ..models.base import Output
-from ..models.guided import guiding_bank
 from ..parts import Mix, Predict
 from ..parts.predict import EVEN
 from ..wire import Bundle

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import aggregate, losses
 from ..bank import PrototypeBank
-from ..models.guided import NETWORK, guide
+from ..common import NETWORK, guide
 from ..parts import Batch, Mean, Mix, Predict, Received, Reduce, Reduced, bank_of
 from ..wire import Bundle, Exchange, array, bank, number, weights
 from .base import Method, register

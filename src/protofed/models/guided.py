@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ..bank import PrototypeBank
 from ..common import CommonSpace
 from ..errors import ProtofedError
 from .base import Classifier, ModelSpec, Output, Shape
-
-NETWORK = "network."  # what the names of the network's own weights begin with
 
 
 class Guided(nn.Module):
@@ -48,16 +44,6 @@ class Guided(nn.Module):
         scores = z @ self.prototypes.transpose(-1, -2) - 0.5 * (self.prototypes * self.prototypes).sum(-1)
         scores = self.known * scores  # they differ from −½·distance² by what is the same for all classes
         return Output(z, self.network(x).logits + scores - scores.mean(-1, keepdim=True))
-
-
-def guide(bank: PrototypeBank, map: Tensor, share: Tensor) -> dict[str, Tensor]:
-    """The buffers of a guided model that show it the prototypes."""
-    return {"map": map, "prototypes": bank.means, "known": bank.known.to(bank.means.dtype), "share": share}
-
-
-def guiding_bank(weights: Mapping[str, Tensor]) -> PrototypeBank:
-    """The prototypes that a guided model holds."""
-    return PrototypeBank(weights["prototypes"], weights["known"])
 
 
 @dataclass(frozen=True)
