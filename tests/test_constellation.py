@@ -208,6 +208,7 @@ def test_the_common_space_is_the_same_everywhere(shape):
 
 def test_what_makes_no_sense_is_refused_in_one_line():
     assert "shrinkage" in refusal(lambda: resolve("constellation", {**SMALL, "shrinkage": 0.0}))
+    assert "auto or validated" in refusal(lambda: resolve("constellation", {**SMALL, "share": 2.0}))
     assert "features as data" in refusal(lambda: federation_of(train="head"))
 
 

@@ -93,7 +93,8 @@ class Constellation(Method):
             raise ValueError("shrinkage must be above 0 and at most 1")
         if self.trust <= 0:
             raise ValueError("trust must be above 0")
-        _ = self.predict  # which checks the share
+        if not isinstance(self.share, str) and not 0 <= self.share <= 1:
+            raise ValueError("share must be from 0 to 1, auto or validated")
 
     @property
     def exchange(self) -> Exchange:
