@@ -16,6 +16,7 @@ from protofed.classifier.card import export_with_card
 from protofed.common import CommonSpace
 from protofed.experiment.run import build, prepare_data
 from protofed.experiment.settings import resolve
+from protofed.federation.local import with_memory
 from protofed.methods.constellation import half_of, whole_of
 from support.engines import ENGINES, LOOP
 from support.errors import refusal
@@ -112,6 +113,13 @@ def test_who_was_away_is_told_what_has_changed_since():
         _, weights = federation.engine.begun(message, client)
         assert torch.equal(weights["map"], state.discriminants)
         assert set(weights["known"].nonzero().flatten().tolist()) >= set(state.stars.known.nonzero().flatten().tolist())
+
+
+def test_a_client_that_lost_what_it_was_sent_says_so():
+    federation, _ = federation_of(rounds=2)
+    finished(federation)
+    message = pf.wire.Bundle(scalars={"arrived": 1.0})
+    assert "has not kept them" in refusal(lambda: federation.method.begin({}, with_memory(message, pf.wire.Bundle())))
 
 
 def test_statistics_that_were_refused_are_asked_for_again():

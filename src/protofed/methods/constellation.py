@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import aggregate, losses
 from ..bank import PrototypeBank
 from ..common import NETWORK, guide
+from ..errors import ProtofedError
 from ..parts import Batch, Mean, Mix, Predict, Received, Reduce, Reduced, bank_of
 from ..wire import Bundle, Exchange, array, bank, number, weights
 from .base import Method, register
@@ -25,10 +26,7 @@ from .checks import at_least_one
 from .client import Network, Terms, Trained, Weights
 from .server import Setup, State, state
 
-LEAST, MOST = (
-    0.1,
-    0.5,
-)  # the network's share in a prediction: of a client that is like all others, and of one that differs
+LEAST, MOST = 0.1, 0.5  # the network's share in a prediction: of a client like all others, and of one that differs
 DOUBT = 3.0  # how much more new samples vary along the map's directions than those that it was made of
 
 
@@ -164,18 +162,11 @@ class Constellation(Method):
     def start(self, setup: Setup) -> Sky:
         classes, width = setup.num_classes, self.width
         nobody = torch.zeros(setup.num_clients)
+        # names begin with the number of the architecture, if there are several
         shared = {n: v for n, v in setup.weights.items() if n.rpartition(":")[2].startswith(NETWORK)}
-        return Sky(
-            PrototypeBank.empty(classes, classes),
-            torch.eye(classes, width),
-            PrototypeBank.empty(classes, width),
-            no_scatter(width),
-            shared
-            if self.average_weights
-            else {},  # names begin with the number of the architecture, if there are several
-            nobody,
-            nobody,
-        )
+        model = shared if self.average_weights else {}
+        prototypes, stars = PrototypeBank.empty(classes, classes), PrototypeBank.empty(classes, width)
+        return Sky(prototypes, torch.eye(classes, width), stars, no_scatter(width), model, nobody, nobody)
 
     def update(self, state: Sky, reduced: Reduced, round: int, setup: Setup) -> Sky:
         present = torch.zeros_like(state.heard)
@@ -194,7 +185,12 @@ class Constellation(Method):
 
 def sky_of(received: Received) -> Bundle:
     """The map and the prototypes that a client has: those that it was sent, or those that it was sent before."""
-    return received.memory if received.bank is None else received
+    sky = received.memory if received.bank is None else received
+    if sky.bank is None:
+        raise ProtofedError(
+            "constellation: the server sent no prototypes, as it has done so before, and this client has not kept them"
+        )
+    return sky
 
 
 def half_of(symmetric: Tensor) -> Tensor:
