@@ -37,6 +37,7 @@ METHODS = {
     "fedsap": {},
     "fedpagr": {},
     "fedapa": {},
+    "constellation": {"method.width": 8},
     "protofssl": {"labels": "client", "labels_per_class": 4},
 }
 QUICK = Limits(seconds=20, quorum=3, patience=20)
@@ -201,7 +202,7 @@ def test_names_of_sites_stand_in_the_results(nodes, tmp_path):
     assert [card.name for card in read_begun(tmp_path / "run")[1]] == list(NAMES)
 
 
-@pytest.mark.parametrize("method", ["fedproto", "fedavg", "fedapa"])
+@pytest.mark.parametrize("method", ["fedproto", "fedavg", "fedapa", "constellation"])
 @pytest.mark.parametrize("kept", [1, 3])
 @pytest.mark.slow
 def test_a_server_that_was_stopped_goes_on_with_the_same_bits(method, kept, nodes, tmp_path):
