@@ -330,6 +330,18 @@ def test_columns_of_a_size_and_those_asked_for():
     assert plan("fedsap/table1", seeds=1, only=["MNI"]).columns == every[:3], "a part of a word where it is none"
 
 
+def test_rows_that_are_asked_for():
+    def labels(*rows):
+        planned = plan("protofssl/table3", seeds=1, only=["CIFAR-10 IID"], rows=rows)
+        return [variant.label for variant in planned.grids["CIFAR-10 IID"].variants]
+
+    assert labels("fedavg") == ["FedAvg"], "not FixMatch-FedAvg, as there is a row of just that name"
+    assert labels("FedMatch", "Local") == ["FedMatch", "Local"]
+    assert [label for label in labels("as published") if "as published" not in label] == []
+    with pytest.raises(ProtofedError, match="--rows nothing: no name has that; there are FedAvg-SL"):
+        labels("nothing")
+
+
 def test_layers_of_settings(tmp_path):
     (tmp_path / "common.toml").write_text(
         "settings = { rounds = 1, lr = 0.1, data = { name = 'npz', path = 'x.npz' } }\n"
@@ -357,7 +369,7 @@ def test_an_unknown_preset(call):
     code, _, err = call("fedsap/tabel1")
     assert code == 2 and "unknown preset 'fedsap/tabel1'; did you mean 'fedsap/table1'?" in err
     code, _, err = call("fedsap/table1", "--only", "MNIST-100")
-    assert code == 2 and "is in no column's name: FEMNIST n=3" in err
+    assert code == 2 and "--only MNIST-100: no name has that; there are FEMNIST n=3" in err
     code, _, err = call("fedsap/table4", "lern=1")
     assert code == 2 and "lern" in err
 
@@ -414,6 +426,19 @@ def test_a_preset_from_end_to_end(call, tmp_path):
     (tmp_path / "plain").mkdir()
     code, _, err = call("fedsap/fig9", *TINY, "--out", "plain")
     assert code == 2 and "no folder of `protofed reproduce`" in err
+
+
+def test_some_rows_of_a_column_that_the_size_does_not_have(call, tmp_path):
+    """They alone are run, with the optimiser that clients share however many cores a run may have, and resumed as such."""
+    shared = "FedAvg, as published"
+    assert "STL-10" not in load_preset("protofssl/table3").columns("laptop")
+    small = [*TINY, "engine=auto", "workers=0", "embedding=8", "labels_per_class=1"]
+    words = ["--only", "STL-10", "--rows", shared, "--out", "here", "--jobs", 1, "--seeds", 1]
+    code, _, err = call("protofssl/table3", *small, *words)
+    assert code == 0, err
+    assert [p.parent.name for p in (tmp_path / "here").rglob("summary.json")] == ["FedAvg_-as-published-seed1234"]
+    code, out, err = call("here", "--jobs", 1, command="resume")
+    assert code == 0 and shared in out, err
 
 
 @pytest.fixture(scope="module")

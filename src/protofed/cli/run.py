@@ -254,6 +254,7 @@ def reproduce(
     ] = Size.laptop,
     seeds: Annotated[str | None, typer.Option(help="How many seeds, or which; default: the preset's.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only columns that have this in their names.")] = None,
+    rows: Annotated[list[str] | None, typer.Option(help="Only rows that have this name, or this in it.")] = None,
     jobs: Jobs = None,
     part: PartOption = None,
     launcher: LauncherOption = None,
@@ -277,7 +278,7 @@ def reproduce(
         return
     seed_list = None if seeds is None else parse_seeds(seeds)
     given = parse_pairs(settings or [])
-    plan = reproductions.plan(preset, size=size.value, seeds=seed_list, only=only or (), given=given)
+    plan = reproductions.plan(preset, size=size.value, seeds=seed_list, only=only or (), rows=rows or (), given=given)
     folder = out or Path("runs") / reproductions.folder_name(preset, size.value)
     writing_to(folder)
     if launcher is None:

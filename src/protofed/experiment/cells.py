@@ -130,7 +130,7 @@ def run_cells(
     open_ended = set()
     for name, one in settings.items():
         cell = Cell(name, one, None if folder is None else folder / name, until)
-        if not one.engine.workers:
+        if not one.engine.workers and not one.local.shared_optimiser:  # one that is passed on needs one process
             open_ended.add(name)
             cell = cell.with_workers(share)
         cells.append(cell)

@@ -11,7 +11,7 @@ from ... import methods
 from ...errors import ProtofedError
 from ..compare import Grid, make_grid
 from ..settings import combine
-from .preset import Preset, Size, load_preset, row_method
+from .preset import Preset, Size, load_preset, row_label, row_method
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Plan:
     size: Size
     grids: dict[str, Grid]  # by column
     given: dict[str, Any]  # settings of the command line, which override the preset's
+    rows: tuple[str, ...] = ()  # the rows that are run, where these are not all
 
     @property
     def columns(self) -> list[str]:
@@ -45,6 +46,7 @@ def plan(
     size: Size = "laptop",
     seeds: Sequence[int] | int | None = None,
     only: Sequence[str] = (),
+    rows: Sequence[str] = (),
     given: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Make the plan of what `protofed reproduce NAME` runs.
@@ -54,6 +56,7 @@ def plan(
         size: `laptop` or `paper`.
         seeds: The number of seeds, or a list of seeds; None takes as many as the preset says.
         only: Texts; the columns whose names contain one of them are run.
+        rows: Texts; the rows whose names are or contain one of them are run.
         given: Settings that override the preset's in every column.
 
     Returns:
@@ -64,27 +67,43 @@ def plan(
     preset = load_preset(name)
     overrides = dict(given or {})
     if preset.file.counted:
-        if overrides or only or seeds is not None:
-            raise ProtofedError(f"{name}: this table is counted, not trained; it takes no settings, columns or seeds")
+        if overrides or only or rows or seeds is not None:
+            raise ProtofedError(
+                f"{name}: this table is counted, not trained; it takes no settings, columns, rows or seeds"
+            )
         return Plan(preset, size, {}, {})
-    chosen = {column for text in only for column in _columns_named(text, preset.file.columns)}
-    columns = [c for c in preset.file.columns if c in chosen] if only else preset.columns(size)
-    if not columns:
-        raise ProtofedError(
-            f"{name}: --only {', '.join(only)} is in no column's name: {', '.join(preset.file.columns)}"
-        )
+    columns = _named(only, preset.file.columns, f"{name}: --only") if only else preset.columns(size)
+    labels = tuple(_named(rows, map(row_label, preset.rows(size)), f"{name}: --rows", exact=True)) if rows else ()
     number = preset.file.seeds[size] if seeds is None else seeds
-    return Plan(preset, size, {c: column_grid(preset, c, size, number, overrides) for c in columns}, overrides)
+    grids = {c: column_grid(preset, c, size, number, overrides, labels) for c in columns}
+    return Plan(preset, size, grids, overrides, labels)
 
 
-def _columns_named(text: str, columns: Iterable[str]) -> list[str]:
-    """The columns whose names contain a text, as whole words where there are such: CIFAR-10 is not CIFAR-100."""
-    matches = [c for c in columns if text.lower() in c.lower()]
-    return [c for c in matches if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", c, re.IGNORECASE)] or matches
+def _named(texts: Sequence[str], names: Iterable[str], source: str, exact: bool = False) -> list[str]:
+    """The names that one of the texts chooses, in their order.
+
+    A text chooses the names that contain it, as whole words where there are such: CIFAR-10 is not CIFAR-100. With `exact` it
+    chooses one name alone where there is one that is the text: FedAvg is not FixMatch-FedAvg.
+    """
+    known = list(names)
+    chosen: set[str] = set()
+    for text in texts:
+        found = [name for name in known if text.lower() in name.lower()]
+        whole = [n for n in found if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", n, re.IGNORECASE)]
+        equal = [n for n in found if exact and n.lower() == text.lower()]
+        if not found:
+            raise ProtofedError(f"{source} {text}: no name has that; there are {', '.join(known)}")
+        chosen |= set(equal or whole or found)
+    return [name for name in known if name in chosen]
 
 
 def column_grid(
-    preset: Preset, column: str, size: Size, seeds: Sequence[int] | int, overrides: Mapping[str, Any]
+    preset: Preset,
+    column: str,
+    size: Size,
+    seeds: Sequence[int] | int,
+    overrides: Mapping[str, Any],
+    labels: Sequence[str] = (),
 ) -> Grid:
     """Make the grid of one column: the preset's rows with every seed.
 
@@ -94,11 +113,12 @@ def column_grid(
         size: `laptop` or `paper`.
         seeds: The number of seeds, or a list of seeds.
         overrides: Settings that override the preset's.
+        labels: The names of the rows; without them, all.
 
     Returns:
         The grid, for a comparison.
     """
-    rows = preset.rows(size)
+    rows = [row for row in preset.rows(size) if not labels or row_label(row) in labels]
     absent = [name for name in dict.fromkeys(map(row_method, rows)) if name not in methods.registry]
     if absent:
         raise ProtofedError(f"{preset.name} compares {', '.join(absent)}, which is not among the methods here")

@@ -263,6 +263,7 @@ def _record(plan: Plan) -> dict[str, Any]:
         "given": plan.given,
         "columns": plan.columns,
         "seeds": plan.seeds,
+        **({"rows": plan.rows} if plan.rows else {}),
     }
 
 
@@ -289,10 +290,12 @@ def _write_record(plan: Plan, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """Read the preset, size, settings of the command line, columns and seeds with which a folder was last run."""
+    """Read the preset, size, settings of the command line, columns, seeds and rows with which a folder was last run."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return {key: record[key] for key in ("preset", "size", "given", "columns", "seeds")}
+        return {key: record[key] for key in ("preset", "size", "given", "columns", "seeds")} | {
+            key: record[key] for key in ("rows",) if key in record
+        }
     except FileNotFoundError:
         raise ProtofedError(
             f"{folder}: exists, and is no folder of `protofed reproduce` (it has no {RECORD})"
@@ -304,7 +307,8 @@ def read_record(folder: Path) -> dict[str, Any]:
 def resumed_plan(folder: Path) -> Plan:
     """Make the plan that a folder was last run with."""
     record = read_record(folder)
-    whole = plan(record["preset"], size=record["size"], seeds=record["seeds"], given=record["given"])
+    options = {key: record[key] for key in ("size", "seeds", "given", "rows") if key in record}
+    whole = plan(record["preset"], only=record["columns"], **options)
     return replace(whole, grids={column: whole.grids[column] for column in record["columns"]})
 
 

@@ -52,7 +52,7 @@ class Reproduction:
         """
         runs = {line.label: line.usable for line in lines}
         values = {
-            measure: {row: [*columns, _measured_values(runs[row], measure)] for row, columns in rows.items()}
+            measure: {row: [*columns, _measured_values(runs.get(row, ()), measure)] for row, columns in rows.items()}
             for measure, rows in self.values.items()
         }
         few = incomplete_of([line for line in lines if line.usable], lines)
