@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ..bank import PrototypeBank
 from ..parts import Upload
 from ..wire import Bundle, Exchange, WireError
 from ..wire.exchange import is_finite
@@ -57,6 +59,11 @@ class Guard:
     exchange: Exchange
     size: Callable[[int], int]
 
+    @cached_property
+    def _limits(self) -> dict[str, float | None]:
+        """The most that each part of an upload may say, where there is such a bound."""
+        return {part.name: part.most for part in self.exchange.up}
+
     def check_claims(self, upload: Upload, source: str) -> None:
         """Refuse numbers that cannot be true of the client: more samples than it has, or a share above 1.
 
@@ -70,11 +77,11 @@ class Guard:
         size = self.size(upload.client)
         if upload.samples > size * (1 + ROUNDING):
             raise WireError(f"{source}: it claims to have trained on {upload.samples:g} samples, and has {size}")
-        limits = {part.name: part.most for part in self.exchange.up}
+        limits = self._limits
         for name, bank in upload.content.all_banks().items():
             most = upload.samples * (limits.get(name or "bank") or 1.0)
-            counts = bank.held[1].double().sum(-1)
-            total = float(counts.max()) if counts.numel() else 0.0
+            counts = bank.held[1].sum(-1, dtype=torch.float64)
+            total = max(counts.reshape(-1).tolist(), default=0.0)
             if total > most * (1 + ROUNDING):
                 raise WireError(f"{source}: its prototypes claim {total:g} samples, and it has {upload.samples:g}")
         for name, value in upload.content.scalars.items():
@@ -114,7 +121,8 @@ class Inspection:
         Returns:
             The uploads that may be used from now on, and the reasons why clients' uploads may not, by client.
         """
-        arrived = [Judged(u, norms_of(u.content), self.sent(u)) for u in uploads]
+        norms = norms_of_each([upload.content for upload in uploads])
+        arrived = [Judged(u, of_upload, self.sent(u)) for u, of_upload in zip(uploads, norms, strict=True)]
         for judged in arrived:
             for name, norm in judged.norms.items():
                 self.norms.setdefault(self._kind(name, judged.upload.client), []).append(norm)
@@ -160,10 +168,34 @@ def norms_of(bundle: Bundle) -> dict[str, float]:
     >>> norms_of(Bundle(weights={"w": torch.tensor([3.0, 4.0])}))
     {'weights': 5.0}
     """
+    return norms_of_each([bundle])[0]
+
+
+def norms_of_each(bundles: Sequence[Bundle]) -> list[dict[str, float]]:
+    """What `norms_of` gives for each of several bundles, whose banks are measured together where they are alike."""
+    norms: list[dict[str, float]] = [{} for _ in bundles]
+    for name in dict.fromkeys(name for bundle in bundles for name in bundle.all_banks()):
+        banks = {k: all_banks[name] for k, b in enumerate(bundles) if name in (all_banks := b.all_banks())}
+        for k, norm in zip(banks, _largest_norms(list(banks.values())), strict=True):
+            norms[k][f"prototypes {name}".rstrip()] = norm
+    return [before | _other_norms(bundle) for before, bundle in zip(norms, bundles, strict=True)]
+
+
+def _largest_norms(banks: Sequence[PrototypeBank]) -> list[float]:
+    """The norm of each bank's largest prototype; 0 where it knows no class."""
+    forms = {(type(bank), bank.shape, bank.held[0].dtype) for bank in banks}
+    if len(forms) == 1 and type(banks[0]) is PrototypeBank and banks[0].means.dtype == torch.float32:
+        stack = PrototypeBank.stack(banks)
+        norms = torch.linalg.vector_norm(stack.means, dim=-1) * stack.known
+        if bool(torch.isfinite(norms).all()):
+            return norms.flatten(1).amax(1).tolist() if norms[0].numel() else [0.0] * len(banks)
+    known = [bank.known_means.double() for bank in banks]  # in float32 the squares of large numbers overflow
+    return [float(rows.norm(dim=-1).max()) if len(rows) else 0.0 for rows in known]
+
+
+def _other_norms(bundle: Bundle) -> dict[str, float]:
+    """The norms of a bundle's weights and other tensors."""
     norms: dict[str, float] = {}
-    for name, bank in bundle.all_banks().items():
-        rows = bank.known_means
-        norms[f"prototypes {name}".rstrip()] = float(rows.double().norm(dim=-1).max()) if len(rows) else 0.0
     if bundle.weights:
         weights = bundle.weights
         norms["weights"] = weights.norm if isinstance(weights, WeightsRow) else total_norm(weights.values())

@@ -16,7 +16,7 @@ import os
 import signal
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -137,9 +137,13 @@ class WorkerEngine:
             clients = [c for g in bundle for c in g]
             extras = self._extras(clients) if self.method.predict.common else {}
             jobs.append(self._job(downloads, clients, (options, bundle, central, extras)))
-        boards: list[Board] = self._replies(jobs, "evaluating clients")
-        if alike:
-            boards.append(self.inner.evaluate(downloads.only(alike), options))
+        own: list[Board] = []
+
+        def meanwhile() -> None:
+            if alike:
+                own.append(self.inner.evaluate(downloads.only(alike), options))
+
+        boards: list[Board] = [*self._replies(jobs, "evaluating clients", meanwhile), *own]
         self.inner.central = {}
         return Board.joined(boards, downloads.clients)
 
@@ -160,10 +164,12 @@ class WorkerEngine:
         self.inner.central = {(downloads.serial, k): output for k, output in whole.items()}
         return {k: self.arena.put(wire.encode(Bundle(tensors=o._asdict()))) for k, o in whole.items()}
 
-    def _replies(self, jobs: Sequence[tuple[Any, ...]], purpose: str) -> list[Any]:
-        """The replies to jobs, in their order."""
+    def _replies(
+        self, jobs: Sequence[tuple[Any, ...]], purpose: str, meanwhile: Callable[[], None] | None = None
+    ) -> list[Any]:
+        """The replies to jobs, in their order. `meanwhile` is called once, after the workers have begun."""
         replies: dict[int, Any] = {}
-        for job, reply in self._run(jobs):
+        for job, reply in self._run(jobs, meanwhile):
             if reply is None:
                 raise RuntimeError(f"the worker {purpose} {list(jobs[job][2])} died {TRIES} times")
             replies[job] = reply
@@ -189,10 +195,12 @@ class WorkerEngine:
     def _extras(self, clients: Sequence[int]) -> dict[int, Any]:
         return {c: self.arena.put(self.states.extras[c]) for c in clients if c in self.states.extras}
 
-    def _run(self, jobs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    def _run(
+        self, jobs: Sequence[tuple[Any, ...]], meanwhile: Callable[[], None] | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """Yield each job's number and its reply, None where its worker died `TRIES` times.
 
-        A worker is sent a job only when it waits for one: if both sides wrote at once, full pipes would block both.
+        What this process does `meanwhile` begins when the workers have. A worker is sent a job only when it waits for one: if both sides wrote at once, full pipes would block both.
         """
         self._start_all()
         tries = [0] * len(jobs)
@@ -203,6 +211,9 @@ class WorkerEngine:
                     worker.job = waiting.popleft()
                     with contextlib.suppress(OSError):  # a dead worker is noticed when its pipe is read
                         worker.pipe.send(jobs[worker.job])
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:
                 break

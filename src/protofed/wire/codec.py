@@ -63,9 +63,9 @@ def _known_rows(bank: PrototypeBank) -> Rows:
     """The prototypes of a bank's known classes, the numbers of the classes, and the counts."""
     counts = bank.counts.reshape(-1)
     means = bank.means.reshape(counts.numel(), bank.dim)
+    if bool((counts > 0).all()):
+        return means, torch.arange(counts.numel(), dtype=torch.int32, device=counts.device), counts
     known = (counts > 0).nonzero().squeeze(1)
-    if len(known) == counts.numel():
-        return means, known.to(torch.int32), counts
     return means[known.to(means.device)], known.to(torch.int32), counts[known]
 
 

@@ -67,13 +67,15 @@ def framed(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: B
     Returns:
         the message.
     """
-    pieces: list[Any] = [_header_of(tensors, numbers, banks)]
-    for name in _in_order(tensors, numbers):
+    names = _in_order(tensors, numbers)
+    pieces: list[Any] = [_header_of(tensors, numbers, banks, names)]
+    for name in names:
         if name in numbers:
             pieces.append(NUMBER.pack(numbers[name]))
         else:
             value = tensors[name].detach().to("cpu").contiguous()
-            pieces.append(value.reshape(-1).view(torch.uint8).numpy())
+            no_array = value.dtype is torch.bfloat16  # which numpy does not know
+            pieces.append(value.reshape(-1).view(torch.uint8).numpy() if no_array else value.numpy())
     return b"".join(pieces)
 
 
@@ -85,7 +87,7 @@ def framed_sizes(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], ba
         numbers: by name.
         banks: the name and the shape of every bank.
     """
-    return Counter(layout(_header_of(tensors, numbers, banks)).kinds)
+    return Counter(layout(_header_of(tensors, numbers, banks, _in_order(tensors, numbers))).kinds)
 
 
 def _in_order(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> list[str]:
@@ -94,11 +96,12 @@ def _in_order(tensors: Mapping[str, Tensor], numbers: Mapping[str, float]) -> li
     return sorted(width, key=lambda n: (-width[n], n))
 
 
-def _header_of(tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes) -> bytes:
-    """The length of a message's header, and its text."""
-    names = tuple(_in_order(tensors, numbers))
+def _header_of(
+    tensors: Mapping[str, Tensor], numbers: Mapping[str, float], banks: BankShapes, names: Sequence[str]
+) -> bytes:
+    """The length of a message's header, and its text. `names` are those of all entries, in their order."""
     forms = ((torch.float64, ()) if n in numbers else (tensors[n].dtype, tuple(tensors[n].shape)) for n in names)
-    return _header_text(banks, names, tuple(forms))
+    return _header_text(banks, tuple(names), tuple(forms))
 
 
 @lru_cache(maxsize=CACHED)
