@@ -344,14 +344,17 @@ def test_the_processors_time_of_a_process_and_its_children():
 # --- evaluation ---------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_an_evaluation_is_measured_beside_its_training_and_beside_a_checkout(monkeypatch):
-    cases = [case for case in evaluation.CASES if case.name in ("shared, last rounds", "many")]
+    cases = [case for case in evaluation.CASES if case.name in ("tests", "shared, last rounds", "many")]
     monkeypatch.setattr(evaluation, "CASES", cases)
     checkout = Path(__file__).parents[1]
     result = measure.measure(["evaluation"], repeats=1, quick=True, beside=checkout)["workloads"]["evaluation"]
-    compared, alone = result["rows"].values()
+    dense, compared, alone = result["rows"].values()
+    assert dense["products"] > 0 and "products" not in compared, "the bound is that of dense layers"
+    assert any("the matrix products alone would take" in note for note in evaluation.table(result)[2])
     assert compared["equal"] and compared["speed_best"] > 0 and alone["share"] > 0
     assert set(compared[evaluation.THIS_CODE]) == {"training", "evaluation", "evaluation_cpu"}
-    assert [goal["what"] for goal in result["goals"]] == ["many: evaluation of a training round"]
+    wanted = ["tests: times the other's speed", "many: evaluation of a training round"]
+    assert [goal["what"] for goal in result["goals"]] == wanted
     assert "equal to the last bit" in evaluation.table(result)[2][-1]
 
 

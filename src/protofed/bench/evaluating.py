@@ -25,6 +25,7 @@ from protofed.experiment.settings import resolve
 SEED = 1234
 ROUNDS = 1000  # more than are measured, so that an evaluation is one of those that most rounds have
 LAST = 5  # the rounds at the end of a run, after which more is measured
+PIECE, STACK, ROWS = 2048, 64, 200_000  # samples of a product, models of a product of stacks, and samples that are measured
 
 
 def dataset(spec: dict[str, Any]) -> Dataset:
@@ -60,10 +61,38 @@ def processor_seconds() -> float:
     return total
 
 
+def products(spec: dict[str, Any]) -> float | None:
+    """The seconds in which all cores could do an evaluation's matrix products and nothing else, where layers are dense.
+
+    Some of the clients are measured, with one thread; the others and the other cores are taken to be as fast.
+    """
+    if spec["model"] != "mlp":
+        return None
+    options, tests = spec["options"], spec["tests"]
+    widths = [spec["shape"][0], *options["hidden"], options["embedding"], spec["classes"]]
+    models = min(spec["clients"], max(1, ROWS // tests))
+    layers = [torch.randn(models, a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    x = torch.randn(tests, widths[0])
+    stack = 1 if tests >= PIECE else STACK
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    start_time = time.perf_counter()
+    for first in range(0, models, stack):
+        some = [layer[first : first + stack] for layer in layers]
+        for piece in x.split(PIECE):
+            z = piece.expand(len(some[0]), *piece.shape)
+            for layer in some:
+                z = torch.bmm(z, layer)
+    seconds = time.perf_counter() - start_time
+    torch.set_num_threads(threads)
+    return seconds * spec["clients"] / models / len(os.sched_getaffinity(0))
+
+
 class Evaluating:
     """A federation whose rounds are evaluated."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
         self.settings, self.federation = build(
             resolve(
                 spec["method"],
@@ -111,6 +140,7 @@ class Evaluating:
             "training": record.seconds,
             "evaluation": seconds - record.seconds,
             "evaluation_cpu": cpu[0],
+            "products": products(self.spec),
             "metrics": record.metrics,
             "confusions": digests,
         }

@@ -126,6 +126,8 @@ def _measured(case: Case, repeats: int, beside: Path | None) -> dict[str, Any]:
         row["speed_best"] = min(other["evaluation"]) / min(this["evaluation"])
         row["speed_median"] = statistics.median(theirs / ours for theirs, ours in pairs)
         row["speed_cpu"] = min(other["evaluation_cpu"]) / min(this["evaluation_cpu"])
+        if turns[0][THIS_CODE]["products"] is not None:
+            row["products"] = min(turn[THIS_CODE]["products"] for turn in turns)
         row["equal"] = all(_equal(turn[THIS_CODE], turn[OTHER_CODE]) for turn in turns)
     return row
 
@@ -164,6 +166,13 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[s
             cells += [f"{row[key]:.1f}" for key in ("speed_best", "speed_median", "speed_cpu")]
         rows.append(cells + ["–"] * (len(header) - len(cells)))
     notes = [f"{name}: {row['description']}" for name, row in result["rows"].items()]
+    for name, row in result["rows"].items():
+        if "products" in row:
+            most = min(row[OTHER_CODE]["evaluation"]) / row["products"]
+            notes.append(
+                f"{name}: the matrix products alone would take {row['products']:.3f} s on all cores, "
+                f"so no evaluation that does them can be more than {most:.1f} times as fast as the other"
+            )
     compared = {name: row["equal"] for name, row in result["rows"].items() if "equal" in row}
     if compared:
         different = [name for name, equal in compared.items() if not equal]
