@@ -94,15 +94,17 @@ def predicted_classes(
     """
     same = all(bank is banks[0] for bank in banks)
     bank = banks[0] if banks and same else PrototypeBank.stack(banks) if banks else None
-    scores = vmap(prototype_scores, in_dims=(0, None if same else 0))
+    stacked_scores = vmap(prototype_scores)
     classes: list[list[np.ndarray]] = [[], []]
     outputs: list[list[Tensor]] = [[], []]
     clients = list(kept)
     with torch.no_grad():
         for z, logits in _pieces(skeleton, weights, x, index, {}):
             classes[0].append(predicted(logits))
-            if bank is not None:
-                classes[1].append(predicted(scores(z, bank)))
+            if bank is not None and same:  # scores are of one sample each, so those of all clients are computed together
+                classes[1].append(predicted(prototype_scores(z.flatten(0, 1), bank)).reshape(z.shape[:2]))
+            elif bank is not None:
+                classes[1].append(predicted(stacked_scores(z, bank)))
             for column, value in zip(outputs, (z, logits), strict=True):
                 column.append(value[clients])
     return [np.concatenate(p, 1) for p in classes if p], Output(*(torch.cat(column, 1) for column in outputs))
