@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from protofed.bench.measure import machine
 from protofed.bench.workloads import TRAINING, Training
 from protofed.evaluate.cost import forward_flops
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.choose import EngineSettings
 

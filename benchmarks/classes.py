@@ -19,7 +19,7 @@ import numpy as np
 
 import protofed as pf
 from protofed.disk import write_atomically
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from protofed.experiment.settings import resolve
 
 NEW, GONE, APPEARS, VANISHES, ROUNDS = 3, 7, 11, 21, 30

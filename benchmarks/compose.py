@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from protofed.disk import write_atomically
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 
 TURNS = 60

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 
 COMMON: dict[str, Any] = {

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from protofed.bank import PrototypeBank
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import checkpoint
 from protofed.results.folder import read_settings

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from protofed import losses
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import combine, parse_pairs, resolve
 from protofed.experiment.variants import parse_entries
 from protofed.federation import Federation

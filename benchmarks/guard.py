@@ -17,7 +17,7 @@ from unittest import mock
 
 from protofed import methods
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.guard import Inspection, Judged
 

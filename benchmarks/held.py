@@ -52,7 +52,7 @@ def outcome(method: str, given: dict[str, Any], engine: str) -> dict[str, Any]:
 
     from protofed import wire
     from protofed.data import Dataset
-    from protofed.experiment.run import build
+    from protofed.experiment.build import build
     from protofed.experiment.settings import resolve
     from protofed.federation.choose import EngineSettings
 

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 import protofed as pf
 from protofed import methods
 from protofed.data import Dataset
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 
 SEEDS, PRECISIONS = (1, 2, 3), ("float32", "bf16")

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from protofed.data import Dataset
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import rounds as federation_rounds
 from protofed.privacy.protocol import STEPS

@@ -19,7 +19,8 @@ from protofed.deploy.node import Node
 from protofed.deploy.serve import serve
 from protofed.deploy.trial import try_out
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build, load, prepare_data
+from protofed.experiment.build import build, prepare_data
+from protofed.experiment.run import load
 from protofed.experiment.settings import resolve
 from protofed.models.base import Output
 from protofed.parts import Batch

@@ -25,7 +25,7 @@ from protofed.bench.plain import PlainFedAvg, PlainFedProto
 from protofed.bench.processes import Field
 from protofed.bench.report import markdown
 from protofed.bench.workloads import SERVER, TRAINING, Training
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 
 ROOT = Path(__file__).parent.parent

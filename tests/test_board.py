@@ -8,7 +8,7 @@ import torch
 
 from protofed.data import Dataset
 from protofed.evaluate import Board, Confusion, Confusions, Scores, summarise
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 
 

@@ -10,7 +10,7 @@ import torch
 import protofed as pf
 from protofed import disk
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import checkpoint
 from protofed.federation.checkpoint import CLIENTS, Checkpoints

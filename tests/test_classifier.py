@@ -19,7 +19,7 @@ from protofed.classifier.export import FORMATS, example_samples, export
 from protofed.classifier.store import MODELS, PROTOTYPES, RECORD
 from protofed.data.samples import as_samples, read_samples
 from protofed.errors import ProtofedError
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from support.marks import slow_but
 from support.small import SMALL, blobs, labels_for
 

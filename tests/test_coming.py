@@ -10,7 +10,7 @@ import protofed as pf
 from protofed import ProtofedError
 from protofed.data.coming import Timetable
 from protofed.data.types import FederatedData
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from protofed.experiment.settings import resolve
 from support.marks import slow_but
 from support.small import SMALL, blobs

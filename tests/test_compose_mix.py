@@ -14,7 +14,7 @@ from protofed.bank import PrototypeBank
 from protofed.classifier import load
 from protofed.classifier.card import export_with_card
 from protofed.evaluate import Confusion, Scores
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from protofed.federation.judge import Mixture
 from protofed.federation.site import bundle_of, scores_of
 from protofed.parts import Mix

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from protofed import methods, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.parts import BFloat16, Changed, Clip, Filter, Float16, Quantise, TopK
 from protofed.parts.compression import compressed

@@ -14,7 +14,7 @@ from protofed.bank import PrototypeBank
 from protofed.classifier import load
 from protofed.classifier.card import export_with_card
 from protofed.common import CommonSpace
-from protofed.experiment.run import build, prepare_data
+from protofed.experiment.build import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.federation.local import with_memory
 from protofed.methods.constellation import half_of, whole_of

@@ -15,8 +15,8 @@ from protofed.auditing.conduct import audit
 from protofed.bank import PrototypeBank
 from protofed.deploy.serve import serve
 from protofed.errors import ProtofedError
+from protofed.experiment.build import build
 from protofed.experiment.compare import make_grid
-from protofed.experiment.run import build
 from protofed.experiment.settings import resolve
 from protofed.methods.control import derangement, has_control
 from protofed.parts import Received

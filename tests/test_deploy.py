@@ -19,7 +19,7 @@ from protofed.deploy.remote import Limits
 from protofed.deploy.serve import PLAIN, read_begun, serve
 from protofed.deploy.transport import LocalTransport
 from protofed.errors import ProtofedError, Stopped
-from protofed.experiment.run import engine_inputs, make_federation
+from protofed.experiment.build import engine_inputs, make_federation
 from protofed.experiment.settings import resolve
 from protofed.federation.checkpoint import rounds_in
 from protofed.federation.site import opened, sealed

@@ -17,7 +17,8 @@ from protofed.data import Dataset, federate, load
 from protofed.data.domains import Domains
 from protofed.data.unseen import without_group
 from protofed.errors import ProtofedError
-from protofed.experiment.run import prepare_data, reopen
+from protofed.experiment.build import prepare_data
+from protofed.experiment.run import reopen
 from protofed.experiment.settings import resolve
 from protofed.models.skeleton import Skeleton
 

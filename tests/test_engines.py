@@ -21,7 +21,7 @@ from torch import nn
 import protofed as pf
 from protofed import methods, models
 from protofed.bank import PrototypeBank
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.methods.server import State, state
 from protofed.models import convolution

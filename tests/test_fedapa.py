@@ -16,7 +16,7 @@ import protofed as pf
 from protofed import methods, seeds, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.methods import Setup, Shared
 from protofed.models.base import Output

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 import protofed as pf
 from protofed import methods, wire
 from protofed.bank import PrototypeBank
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.parts import Upload, reduce, weighted_average
 from protofed.wire import Bundle

@@ -13,7 +13,7 @@ from torch.func import functional_call
 import protofed as pf
 from protofed import wire
 from protofed.evaluate.cost import client_bytes
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.mixed import for_architecture
 from protofed.methods.fedmatch import FedMatch, fixed_input

@@ -11,7 +11,7 @@ import torch
 
 import protofed as pf
 from protofed import PrototypeBank
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.methods.fedsap import FedSAP
 from protofed.models.base import Output

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import protofed as pf
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.batches import batches
 from protofed.methods.fedrgd import FedRGD

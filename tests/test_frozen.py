@@ -22,7 +22,8 @@ from protofed.classifier.store import MODELS
 from protofed.data import Dataset, Samples
 from protofed.errors import ProtofedError
 from protofed.experiment import features as features_module
-from protofed.experiment.run import build, engine_inputs, prepare_data, reopen
+from protofed.experiment.build import build, engine_inputs, prepare_data
+from protofed.experiment.run import reopen
 from protofed.experiment.settings import resolve
 
 SMALL: dict[str, Any] = {"partition": "iid", "clients": 3, "rounds": 2, "lr": 0.1, "silhouette": False, "snapshots": 0}

@@ -22,7 +22,7 @@ from protofed.deploy.remote import Limits
 from protofed.deploy.serve import serve
 from protofed.deploy.transport import LocalTransport
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import Federation, rounds
 from protofed.federation.guard import FACTOR, Guard, norms_of, problem_of

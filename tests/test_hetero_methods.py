@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from protofed import PrototypeBank, aggregate, losses, methods, seeds, wire
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.checkpoint import packed, unpacked
 from protofed.methods import Setup, Shared, fedtgp

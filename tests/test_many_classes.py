@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protofed import aggregate, wire
 from protofed.bank import LARGE, PrototypeBank, SparseBank
 from protofed.data import Dataset
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.guard import norms_of
 from protofed.federation.local import ClientState

@@ -12,7 +12,7 @@ from protofed.data import Dataset
 from protofed.errors import ProtofedError
 from protofed.evaluate.cost import forward_flops
 from protofed.experiment.architectures import architectures, labels, parse
-from protofed.experiment.run import build, prepare_data
+from protofed.experiment.build import build, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.federation.mixed import for_architecture
 from protofed.federation.uploads import prefixed

@@ -13,7 +13,8 @@ from protofed import methods
 from protofed.data import Dataset, federate
 from protofed.data.fingerprint import fingerprint
 from protofed.data.newcomers import held_out
-from protofed.experiment.run import build, load
+from protofed.experiment.build import build
+from protofed.experiment.run import load
 from protofed.experiment.settings import resolve
 from protofed.federation.newcomers import EPOCHS
 from protofed.models.skeleton import Skeleton

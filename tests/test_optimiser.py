@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import checkpoint
 from protofed.federation import optimiser as module

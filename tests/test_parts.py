@@ -20,7 +20,7 @@ import protofed as pf
 from protofed import aggregate, methods, models, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import rounds
 from protofed.methods.base import Method, registry

@@ -12,7 +12,7 @@ import protofed as pf
 from protofed import methods, models
 from protofed.data import Dataset
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.models.convolution import LeanConv2d, with_convolutions
 from protofed.models.precision import with_precision

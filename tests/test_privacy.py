@@ -17,7 +17,7 @@ from scipy import integrate, stats
 import protofed as pf
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import selection
 from protofed.models.base import Output

@@ -13,7 +13,7 @@ from torch import nn
 import protofed as pf
 from protofed import PrototypeBank, wire
 from protofed.evaluate.cost import client_bytes
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.methods import Setup
 from protofed.methods.protofssl import ModelAndHelpers, ProtoFSSL

@@ -17,7 +17,7 @@ import protofed as pf
 from protofed import models
 from protofed.data import Dataset
 from protofed.errors import ProtofedError
-from protofed.experiment.run import engine_inputs, prepare_data
+from protofed.experiment.build import engine_inputs, prepare_data
 from protofed.experiment.settings import resolve
 from protofed.models.efficientnet import SameConv2d
 from protofed.models.published import Rescaled, rescaled

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from protofed import models
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.optimiser import LocalSettings, Optimiser
 from protofed.models import quick

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import protofed as pf
 from protofed import wire
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation import choose, rule, shared
 from protofed.federation.choose import EngineSettings

@@ -19,7 +19,7 @@ from protofed.data.unseen import with_unseen, without_group
 from protofed.deploy.cards import Card
 from protofed.deploy.node import site_data
 from protofed.errors import ProtofedError
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from protofed.experiment.settings import resolve
 
 SMALL: dict[str, Any] = {"partition": "natural", "clients": 0, "rounds": 2, "silhouette": False, "snapshots": 0}

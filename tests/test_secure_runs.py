@@ -18,7 +18,7 @@ from protofed.deploy.remote import Limits
 from protofed.deploy.serve import serve
 from protofed.deploy.transport import LocalTransport
 from protofed.errors import ProtofedError, Stopped
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.rounds import Federation
 from protofed.federation.secure import SimulatedParties, check_secure

@@ -18,7 +18,7 @@ from protofed.data import Dataset, FederatedData, federate, load
 from protofed.data.partitions import IID, Dirichlet, Natural, NWay, Partition, Pathological
 from protofed.data.types import UNKNOWN
 from protofed.errors import ProtofedError
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from protofed.experiment.settings import resolve
 
 CLASSES = 6

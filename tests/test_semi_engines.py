@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from protofed import methods
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.batches import all_samples
 from protofed.models.skeleton import Skeleton

@@ -18,7 +18,7 @@ from torch.func import functional_call
 import protofed as pf
 from protofed import losses, wire
 from protofed.errors import ProtofedError
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
 from protofed.federation.batches import batches
 from protofed.methods import at_server

@@ -14,7 +14,7 @@ from protofed.data.fingerprint import fingerprint
 from protofed.data.picture import draw_samples
 from protofed.data.shift import Colour, Gain, Noise, Permutation, Rotation, Samplewise, Shift, Style, shifted
 from protofed.errors import ProtofedError
-from protofed.experiment.run import prepare_data
+from protofed.experiment.build import prepare_data
 from protofed.experiment.settings import resolve
 from protofed.registry import parse_part
 

@@ -10,7 +10,7 @@ import torch
 from protofed import methods, wire
 from protofed.evaluate import Confusion, Scores, Snapshot
 from protofed.experiment.architectures import architectures
-from protofed.experiment.run import build, prepare_data, views_of
+from protofed.experiment.build import build, prepare_data, views_of
 from protofed.experiment.settings import resolve
 from protofed.federation.choose import EngineInputs
 from protofed.federation.rounds import Federation

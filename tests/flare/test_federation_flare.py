@@ -29,7 +29,8 @@ from protofed.deploy.node import Node, RoundStates, site_data
 from protofed.deploy.remote import Limits
 from protofed.deploy.serve import PLAIN, serve
 from protofed.deploy.transport import LocalTransport
-from protofed.experiment.run import engine_inputs, make_federation, run_federation
+from protofed.experiment.build import engine_inputs, make_federation
+from protofed.experiment.run import run_federation
 from protofed.experiment.settings import resolve
 from protofed.federation.checkpoint import rounds_in
 from protofed.results.read import read_folder

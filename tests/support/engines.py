@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from protofed.data import Dataset
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.federation import rule
 from protofed.federation.choose import EngineSettings
 from protofed.parts.reduce import Running

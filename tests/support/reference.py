@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from protofed import seeds
-from protofed.experiment.run import build
+from protofed.experiment.build import build
 from protofed.schedules import ramp
 
 

@@ -20,7 +20,7 @@ import torch
 from .. import aggregate, methods
 from ..bank import PrototypeBank, unit
 from ..errors import ProtofedError
-from ..experiment.run import build
+from ..experiment.build import build
 from ..experiment.settings import resolve
 from ..federation.choose import label
 from ..federation.pages import keep_pages

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -25,7 +26,11 @@ from protofed.experiment.settings import resolve
 SEED = 1234
 ROUNDS = 1000  # more than are measured, so that an evaluation is one of those that most rounds have
 LAST = 5  # the rounds at the end of a run, after which more is measured
-PIECE, STACK, ROWS = 2048, 64, 200_000  # samples of a product, models of a product of stacks, and samples that are measured
+PIECE, STACK, ROWS = (
+    2048,
+    64,
+    200_000,
+)  # samples of a product, models of a product of stacks, and samples that are measured
 
 
 def dataset(spec: dict[str, Any]) -> Dataset:
@@ -71,7 +76,7 @@ def products(spec: dict[str, Any]) -> float | None:
     options, tests = spec["options"], spec["tests"]
     widths = [spec["shape"][0], *options["hidden"], options["embedding"], spec["classes"]]
     models = min(spec["clients"], max(1, ROWS // tests))
-    layers = [torch.randn(models, a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [torch.randn(models, a, b) for a, b in itertools.pairwise(widths)]
     x = torch.randn(tests, widths[0])
     stack = 1 if tests >= PIECE else STACK
     threads = torch.get_num_threads()

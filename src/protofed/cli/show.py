@@ -151,7 +151,7 @@ def show_data(
     from ..data.csi import CSI
     from ..data.picture import counts_table, draw_counts, draw_samples
     from ..data.remarks import say
-    from ..experiment.run import prepare_data
+    from ..experiment.build import prepare_data
     from ..experiment.settings import resolve
 
     console = make_console()

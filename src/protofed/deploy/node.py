@@ -32,7 +32,7 @@ from ..data.fingerprint import fingerprint
 from ..data.types import ClientData, FederatedData, Unlabelled
 from ..errors import ProtofedError
 from ..experiment.architectures import make as make_model
-from ..experiment.run import engine_inputs, mechanism_of, rules_of
+from ..experiment.build import engine_inputs, mechanism_of, rules_of
 from ..experiment.settings import AutoModel, Settings, resolve
 from ..federation.checkpoint import StoredStates, write_states
 from ..federation.engine import Downloads

@@ -17,7 +17,8 @@ from ..data import Dataset
 from ..data.fingerprint import fingerprint
 from ..data.types import Samples
 from ..errors import ProtofedError
-from ..experiment.run import Watcher, engine_inputs, make_federation, run_federation
+from ..experiment.build import engine_inputs, make_federation
+from ..experiment.run import Watcher, run_federation
 from ..experiment.settings import Settings, resolve
 from ..federation import checkpoint
 from ..federation.choose import EngineSettings, threads_kept

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ProtofedError
-from ..experiment.run import Watcher, prepare_data
+from ..experiment.build import prepare_data
+from ..experiment.run import Watcher
 from ..experiment.settings import AutoModel, Settings, resolve
 from ..grammar import write_choice
 from ..outcome import Result

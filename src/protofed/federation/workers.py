@@ -200,7 +200,8 @@ class WorkerEngine:
     ) -> Iterator[tuple[int, Any]]:
         """Yield each job's number and its reply, None where its worker died `TRIES` times.
 
-        What this process does `meanwhile` begins when the workers have. A worker is sent a job only when it waits for one: if both sides wrote at once, full pipes would block both.
+        What this process does `meanwhile` begins when the workers have begun. A worker is sent a job only when it waits for
+        one: if both sides wrote at once, full pipes would block both.
         """
         self._start_all()
         tries = [0] * len(jobs)

@@ -19,8 +19,8 @@ from ...grammar import write_value
 from ...methods.base import Method
 from ...results.comparison import Variant
 from ...results.tables import setting_text
+from ..build import load_data, prepare_data
 from ..keys import plain, same_setting
-from ..run import load_data, prepare_data
 from ..settings import Settings, resolve
 from ..variants import make_grid
 

@@ -15,8 +15,8 @@ from ...evaluate.confusion import PREDICTIONS
 from ...federation.choose import cores, threads_kept
 from ...results.read import Run, is_run, read_run
 from ...results.rows import LAST
+from ..build import build
 from ..cells import Failure, Progress, run_cells
-from ..run import build
 from ..settings import Settings
 from .plan import Division, Entry
 from .race import WINDOW, Curve, Standing, affordable, beaten, in_order, level, makespan, projected, rungs
