@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
-from protofed.data import augment
-from protofed.data.augment import OPERATIONS, AugmentSettings, FlipCrop, View, augmentation, draw
+from protofed.data import augment, draws, randaugment
+from protofed.data.augment import AugmentSettings, augmentation
+from protofed.data.draws import View, draw
+from protofed.data.randaugment import OPERATIONS, FlipCrop
 from protofed.errors import ProtofedError
 
-SIGNED = tuple(choice.name for choice in augment.signed_pool(1.0).choices)
+SIGNED = tuple(choice.name for choice in randaugment.signed_pool(1.0).choices)
 LAST = 1 - 2**-24  # the largest number torch.rand gives
 MEAN, STD = torch.tensor([0.49, 0.48, 0.45]), torch.tensor([0.25, 0.24, 0.26])
 
@@ -123,12 +125,12 @@ def test_none_is_the_samples_themselves() -> None:
 @pytest.mark.parametrize(
     ("hint", "chosen", "shape", "tokens", "strong"),
     [
-        ("auto", "auto", (3, 8, 8), False, augment.RandAugment),
-        ("auto", "auto", (1, 28, 28), False, augment.RandAugment),
+        ("auto", "auto", (3, 8, 8), False, randaugment.RandAugment),
+        ("auto", "auto", (1, 28, 28), False, randaugment.RandAugment),
         ("auto", "auto", (3, 8, 7), False, augment.MaskedWindow),
         ("auto", "auto", (2, 30, 30), False, augment.MaskedWindow),
         ("csi", "auto", (1, 200, 64), False, augment.MaskedWindow),
-        ("csi", "image", (1, 200, 64), False, augment.RandAugment),
+        ("csi", "image", (1, 200, 64), False, randaugment.RandAugment),
         ("image", "features", (1, 28, 28), False, augment.MaskedJitter),
         ("auto", "auto", (64,), False, augment.MaskedJitter),
         ("auto", "auto", (20, 5), False, augment.MaskedJitter),
@@ -227,7 +229,7 @@ def test_who_is_mirrored(flip: Any, channels: int, mirrors: int) -> None:
 def applied(name: str, levels: Tensor, amount: float, fill: float = 128.0) -> Tensor:
     n, channels = levels.shape[:2]
     which = torch.full((n,), OPERATIONS.index(name))
-    return augment.apply(levels, which, torch.full((n,), amount), torch.full((channels, 1, 1), fill))
+    return randaugment.apply(levels, which, torch.full((n,), amount), torch.full((channels, 1, 1), fill))
 
 
 def pil(levels: Tensor) -> Image.Image:
@@ -321,7 +323,7 @@ def bilinear(image: np.ndarray, y: float, x: float, fill: float) -> float:
 
 
 @pytest.mark.parametrize("amount", [-0.7, 1 / 3])
-@pytest.mark.parametrize("name", augment.WARPS)
+@pytest.mark.parametrize("name", randaugment.WARPS)
 def test_warps_against_a_loop_over_pixels(name: str, amount: float) -> None:
     x = images(2, 3, 14)[:, :, :9]
     height, width = 9, 14
@@ -406,7 +408,7 @@ def test_operations_follow_each_other() -> None:
     expected = x
     for which, sign in ((5, 6), (7, 8)):
         operation = torch.tensor([OPERATIONS.index(SIGNED[int(v * 14)]) for v in u[:, which].tolist()])
-        expected = augment.apply(expected, operation, torch.where(u[:, sign] < 0.5, -1.0, 1.0), fill)
+        expected = randaugment.apply(expected, operation, torch.where(u[:, sign] < 0.5, -1.0, 1.0), fill)
     assert torch.equal(out, expected)
 
 
@@ -534,7 +536,7 @@ def test_semifls_operations_are_applied_to_one_image_in_two() -> None:
     same = ((255 * out).round().byte() == x).flatten(1).all(1).float().mean()
     assert 0.45 < float(same) < 0.55
     grey = strong(1, randaugment=(1, 10), randaugment_scale=10, randaugment_pool="semifl")
-    assert isinstance(grey, augment.RandAugment) and [c.name for c in grey.pool.choices] == [
+    assert isinstance(grey, randaugment.RandAugment) and [c.name for c in grey.pool.choices] == [
         name for name in SEMIFL if name != "color"
     ]
 
@@ -562,13 +564,13 @@ def test_settings_leave_the_other_draws_as_they_were() -> None:
 def test_whole_numbers_stay_below_their_count(count: int) -> None:
     u = torch.tensor([0.0, 0.5, LAST])
     expected = [0, count // 2, count - 1]
-    assert augment.whole(u, count).tolist() == expected
-    assert augment.whole(u, torch.full((3,), count)).tolist() == expected
+    assert draws.whole(u, count).tolist() == expected
+    assert draws.whole(u, torch.full((3,), count)).tolist() == expected
 
 
 def test_spread_numbers_are_uniform_and_unrelated() -> None:
     u = torch.rand(200, generator=stream())
-    x = augment.spread(u, (500,)).double()
+    x = draws.spread(u, (500,)).double()
     assert float(x.min()) > 0 and float(x.max()) < 1
     counts = torch.histc(x, 20, 0, 1)
     assert (
@@ -579,12 +581,12 @@ def test_spread_numbers_are_uniform_and_unrelated() -> None:
     between_places = (centred.T @ centred / 200 * 12).fill_diagonal_(0)
     assert float(between_rows.abs().max()) < 5.5 / math.sqrt(500)
     assert float(between_places.abs().max()) < 5.5 / math.sqrt(200)
-    neighbours = augment.spread(torch.tensor([0.5, 0.5 + 2**-24]), (20000,)).double() - 0.5
+    neighbours = draws.spread(torch.tensor([0.5, 0.5 + 2**-24]), (20000,)).double() - 0.5
     assert abs(float((neighbours[0] * neighbours[1]).mean() * 12)) < 4 / math.sqrt(20000)
 
 
 def test_noise_is_normal() -> None:
-    z = augment.normal(torch.rand(100, generator=stream()), (10, 100)).double().flatten()
+    z = draws.normal(torch.rand(100, generator=stream()), (10, 100)).double().flatten()
     n = len(z)
     assert abs(float(z.mean())) < 4 / math.sqrt(n) and abs(float(z.var()) - 1) < 4 * math.sqrt(2 / n)
     for edge, below in ((-1.959964, 0.025), (0.674490, 0.75), (2.326348, 0.99)):
@@ -654,7 +656,7 @@ def test_tokens_are_left_out_in_order_and_never_the_first() -> None:
     assert torch.equal(both.weak(x, draw(both.weak, len(x), stream())), x)
     u = draw(both.strong, len(x), stream())
     out = both.strong(x, u)
-    gone = augment.spread(u[:, 0], (20,)) < 0.2
+    gone = draws.spread(u[:, 0], (20,)) < 0.2
     lost = 0
     for row, left_out, got in zip(x.tolist(), gone.tolist(), out.tolist(), strict=True):
         kept = [token for i, token in enumerate(row) if token >= 0 and (i == 0 or not left_out[i])]

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from ..data import Dataset, federate
-from ..data.augment import Augmentation, MaskedWindow, RandAugment, augmentation
+from ..data.augment import Augmentation, MaskedWindow, augmentation
 from ..data.coming import Timetable
 from ..data.newcomers import held_out
 from ..data.poison import relabelled, triggered
+from ..data.randaugment import RandAugment
 from ..data.remarks import say
 from ..data.shift import Shift, shifted
 from ..data.types import FederatedData

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..data.augment import Augmentation, draw
+from ..data.augment import Augmentation
+from ..data.draws import draw
 from ..data.types import ClientData, FederatedData, Samples, name_of
 from ..data.types import Unlabelled as Pool
 from ..methods.client import Loss, Network, Terms, Trained, Weights
