@@ -439,6 +439,10 @@ def test_some_rows_of_a_column_that_the_size_does_not_have(call, tmp_path):
     assert [p.parent.name for p in (tmp_path / "here").rglob("summary.json")] == ["FedAvg_-as-published-seed1234"]
     code, out, err = call("here", "--jobs", 1, command="resume")
     assert code == 0 and shared in out, err
+    # the table keeps a column that another command ran
+    assert call("protofssl/table3", *small, *[w if w != "STL-10" else "SVHN IID" for w in words])[0] == 0
+    text = (tmp_path / "here/reproduction.md").read_text(encoding="utf-8")
+    assert "| SVHN IID" in text and "| STL-10" in text and len(list((tmp_path / "here").rglob("summary.json"))) == 2
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from ..compare import (
     Watch,
     gathered,
     is_comparison,
+    read_comparison,
     resume_comparison,
     run_grid,
 )
@@ -79,7 +80,10 @@ def run_plan(
             take_finished(plan.preset.name, grid, folder / slug(column))
     reproduction = Reproduction.empty(plan.preset)
     for column, column_folder in _column_folders(plan, folder).items():
-        comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
+        if column in plan.grids:
+            comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
+        else:
+            comparison = _stored_column(column_folder)
         heading = plan.preset.heading(column, plan.size, plan.given)
         reproduction = reproduction.with_column(column, heading, comparison.rows())
         _write_table(reproduction, settings, folder)
@@ -91,17 +95,28 @@ def begin_plan(plan: Plan, folder: Path | None) -> None:
     folders = _column_folders(plan, folder)
     if folder is not None and folder.exists():
         _check_record(plan, folder)
-    for column, column_folder in folders.items():
+    for column, grid in plan.grids.items():
+        column_folder = folders[column]
         if column_folder is not None and is_comparison(column_folder):
-            _check_cells(column_folder, plan.grids[column])
-    for column, column_folder in folders.items():
-        _check_data(plan, column, column_folder)
+            _check_cells(column_folder, grid)
+    for column in plan.grids:
+        _check_data(plan, column, folders[column])
     if folder is not None:
         _write_record(plan, folder)
 
 
 def _column_folders(plan: Plan, folder: Path | None) -> dict[str, Path | None]:
-    return {column: None if folder is None else folder / slug(column) for column in plan.columns}
+    """The folder of each column: of those that are run, and of those that the folder has from before."""
+    if folder is None:
+        return dict.fromkeys(plan.columns)
+    folders = {column: folder / slug(column) for column in plan.preset.file.columns}
+    return {c: path for c, path in folders.items() if c in plan.columns or is_comparison(path)}
+
+
+def _stored_column(folder: Path | None) -> Comparison:
+    """What the folder of a column has that is not run now."""
+    assert folder is not None
+    return gathered(read_comparison(folder), ComparisonFolder(folder))
 
 
 def parts_of_columns(plan: Plan, part: Part) -> dict[str, Part]:
@@ -120,14 +135,15 @@ def _run_part(
     if folder is None:
         raise ProtofedError(f"part {part}: the parts of a reproduction meet in one folder; name it with --out")
     folders, parts = _column_folders(plan, folder), parts_of_columns(plan, part)
-    for column, path in folders.items():
+    for column, grid in plan.grids.items():
         watch_cell = _watch_of_column(watch, slug(column))
-        run_grid(plan.grids[column], out=path, jobs=jobs, watch=watch_cell, part=parts[column])
+        run_grid(grid, out=folders[column], jobs=jobs, watch=watch_cell, part=parts[column])
     with FolderLock(folder).acquire(PATIENCE):
         reproduction = Reproduction.empty(plan.preset)
         for column, path in folders.items():
             assert path is not None
-            rows = gathered(plan.grids[column], ComparisonFolder(path)).rows()
+            grid = plan.grids.get(column) or read_comparison(path)
+            rows = gathered(grid, ComparisonFolder(path)).rows()
             heading = plan.preset.heading(column, plan.size, plan.given)
             reproduction = reproduction.with_column(column, heading, rows)
         return _write_table(reproduction, settings, folder)
