@@ -34,6 +34,7 @@ def draw(view: View, n: int, generator: torch.Generator) -> Tensor:
     Returns:
         `[n, num_draws]`, on the CPU, so that every device sees the same views.
 
+    >>> from protofed.data.augment import Jitter
     >>> draw(Jitter(0.1), 3, torch.Generator()).shape
     torch.Size([3, 1])
     """

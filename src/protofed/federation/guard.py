@@ -189,8 +189,15 @@ def _largest_norms(banks: Sequence[PrototypeBank]) -> list[float]:
         norms = torch.linalg.vector_norm(stack.means, dim=-1) * stack.known
         if bool(torch.isfinite(norms).all()):
             return norms.flatten(1).amax(1).tolist() if norms[0].numel() else [0.0] * len(banks)
-    known = [bank.known_means.double() for bank in banks]  # in float32 the squares of large numbers overflow
-    return [float(rows.norm(dim=-1).max()) if len(rows) else 0.0 for rows in known]
+    return [_largest_norm(bank.known_means) for bank in banks]
+
+
+def _largest_norm(rows: Tensor) -> float:
+    """The norm of the largest of some rows; 0 where there is none."""
+    norms = torch.linalg.vector_norm(rows if rows.dtype == torch.float32 else rows.double(), dim=-1)
+    if not bool(torch.isfinite(norms).all()):  # in float32 the squares of large numbers overflow
+        norms = torch.linalg.vector_norm(rows.double(), dim=-1)
+    return max(norms.tolist(), default=0.0)
 
 
 def _other_norms(bundle: Bundle) -> dict[str, float]:
