@@ -23,6 +23,7 @@ from protofed import methods, models
 from protofed.bank import PrototypeBank
 from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
+from protofed.federation.judge import Evaluation
 from protofed.methods.server import State, state
 from protofed.models import convolution
 from protofed.models.convolution import LeanConv2d, UnfoldConv2d, with_convolutions
@@ -285,6 +286,29 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(caplog):
     assert not any(r.dropped for r in later)
     assert [r.loss for r in later] == [r.loss for r in records[1:]]
     federation.engine.close()
+
+
+def test_an_error_while_workers_evaluate_leaves_no_reply_behind():
+    """The parent scores clients that share the initial model meanwhile; what workers then reply belongs to no later job."""
+    given = {**SMALL, "data": blobs(per_class=100), "clients": 6, "participation": 0.5, "rounds": 3}
+    _, federation = build(resolve("fedproto", given).with_engine(ENGINES["workers"]))
+    federation.step()
+    engine = federation.engine
+    downloads, _ = federation.downloads(range(6), 2, federation.method.predict.reads)
+    alike, groups = engine.inner.shares(downloads, Evaluation())
+    assert alike and groups
+    before = engine.evaluate(downloads, Evaluation())
+    with (
+        mock.patch.object(engine.inner, "evaluate", side_effect=RuntimeError("broken")),
+        pytest.raises(RuntimeError, match="broken"),
+    ):
+        engine.evaluate(downloads, Evaluation())
+    assert not any(worker.job is not None for worker in engine.workers)
+    after = engine.evaluate(downloads, Evaluation())
+    assert [(s.by_head, s.by_prototype) for s in after.values()] == [
+        (s.by_head, s.by_prototype) for s in before.values()
+    ]
+    engine.close()
 
 
 @pytest.mark.usefixtures("own_names")

@@ -26,11 +26,8 @@ from protofed.experiment.settings import resolve
 SEED = 1234
 ROUNDS = 1000  # more than are measured, so that an evaluation is one of those that most rounds have
 LAST = 5  # the rounds at the end of a run, after which more is measured
-PIECE, STACK, ROWS = (
-    2048,
-    64,
-    200_000,
-)  # samples of a product, models of a product of stacks, and samples that are measured
+PIECE, STACK = 2048, 64  # the samples of one product, and the models of one product of a stack
+ROWS = 200_000  # the samples whose products are measured
 
 
 def dataset(spec: dict[str, Any]) -> Dataset:

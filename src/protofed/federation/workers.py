@@ -213,7 +213,11 @@ class WorkerEngine:
                     with contextlib.suppress(OSError):  # a dead worker is noticed when its pipe is read
                         worker.pipe.send(jobs[worker.job])
             if meanwhile is not None:
-                meanwhile()
+                try:
+                    meanwhile()
+                except BaseException:
+                    self.close()  # or the workers' replies would be taken for those to the next jobs
+                    raise
                 meanwhile = None
             busy = {worker.pipe: worker for worker in self.workers if worker.job is not None}
             if not busy:

@@ -101,9 +101,8 @@ def predicted_classes(
     with torch.no_grad():
         for z, logits in _pieces(skeleton, weights, x, index, {}):
             classes[0].append(predicted(logits))
-            if (
-                bank is not None and same
-            ):  # scores are of one sample each, so those of all clients are computed together
+            if bank is not None and same:
+                # a score is of one sample, so those of all clients are computed together
                 classes[1].append(predicted(prototype_scores(z.flatten(0, 1), bank)).reshape(z.shape[:2]))
             elif bank is not None:
                 classes[1].append(predicted(stacked_scores(z, bank)))
