@@ -1,5 +1,9 @@
 """Many classes of which a client holds few: banks stay sparse, and rules in pieces do not depend on the number of cores."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -151,6 +155,27 @@ def test_rules_in_pieces_do_not_depend_on_the_number_of_cores(cores):
     with on_cores(cores):
         assert in_pieces(lambda k: k * k, range(9)) == [k * k for k in range(9)]
         assert all(torch.equal(a, b) for a, b in zip(alone, results(), strict=True))
+
+
+THREADS = """
+import os, threading, torch
+from protofed.pieces import in_pieces, on_cores
+torch.set_num_threads(1)
+x, together = torch.randn(600, 600), threading.Barrier(2)
+def product(piece):
+    together.wait(); x @ x; together.wait()
+    return len(os.listdir("/proc/self/task"))
+x @ x
+before = len(os.listdir("/proc/self/task"))
+with on_cores(2):
+    print(*(now - before for now in in_pieces(product, range(2))))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts the threads of a process in /proc")
+def test_a_helper_computes_with_one_thread():
+    """Torch lets a new thread take as many of its own as there are cores, which then wait for each other."""
+    assert subprocess.check_output([sys.executable, "-c", THREADS], text=True).split() == ["1", "1"]
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.randoms(use_true_random=False))

@@ -443,6 +443,22 @@ def test_some_rows_of_a_column_that_the_size_does_not_have(call, tmp_path):
     assert call("protofssl/table3", *small, *[w if w != "STL-10" else "SVHN IID" for w in words])[0] == 0
     text = (tmp_path / "here/reproduction.md").read_text(encoding="utf-8")
     assert "| SVHN IID" in text and "| STL-10" in text and len(list((tmp_path / "here").rglob("summary.json"))) == 2
+    # and rows that another command ran, which are not run again
+    run = tmp_path / "here/stl-10/FedAvg_-as-published-seed1234/summary.json"
+    before = run.stat().st_mtime_ns
+    assert call("protofssl/table3", *small, *[w if w != shared else "FedAvg" for w in words])[0] == 0
+    table = numbers(tmp_path / "here")[1]
+    measured = {row for row, cells in table if any(cell.strip()[:1].isdigit() for cell in cells.split("|"))}
+    assert sorted(measured) == ["FedAvg", shared] and run.stat().st_mtime_ns == before
+    record = json.loads((tmp_path / "here/stl-10/comparison.json").read_text())
+    assert [variant["label"] for variant in record["variants"]] == ["FedAvg", shared]
+    text = (tmp_path / "here/stl-10/table.md").read_text(encoding="utf-8")
+    assert "| FedAvg |" in text and f"| {shared} |" in text
+    # a row that was begun with other settings than the preset's now does not stand beside others
+    record["settings"]["FedAvg_-as-published-seed1234"]["lr"] = 5.0
+    (tmp_path / "here/stl-10/comparison.json").write_text(json.dumps(record))
+    code, _, err = call("protofssl/table3", *small, *[w if w != shared else "FedProx" for w in words])
+    assert code == 2 and "begun with lr=5.0" in err
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar, cast
 
+import torch
+
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -22,6 +24,9 @@ _helpers: ContextVar[tuple[ThreadPoolExecutor, int] | None] = ContextVar("helper
 def on_cores(number: int) -> Iterator[None]:
     """A context in which pieces are shared out to so many threads; with one they are computed in the caller's.
 
+    Each helper computes with one thread of torch's. A new thread would take as many as there are cores, and then several
+    helpers would wait for each other and could round otherwise than the caller.
+
     Args:
         number: how many cores the caller may use.
 
@@ -32,7 +37,7 @@ def on_cores(number: int) -> Iterator[None]:
     if number < 2:
         yield
         return
-    with ThreadPoolExecutor(number - 1) as pool:
+    with ThreadPoolExecutor(number - 1, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         token = _helpers.set((pool, number - 1))
         try:
             yield

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -153,7 +153,12 @@ def run_grid(
 
 
 def resume_comparison(
-    folder: Path, *, jobs: int | None = None, watch: Watch | None = None, part: Part | None = None
+    folder: Path,
+    *,
+    jobs: int | None = None,
+    watch: Watch | None = None,
+    part: Part | None = None,
+    only: Collection[str] | None = None,
 ) -> Comparison:
     """Finish a comparison that was stopped: finished runs are kept, begun ones resumed, and failed ones tried again.
 
@@ -162,6 +167,7 @@ def resume_comparison(
         jobs: The number of runs at a time; None takes as many as there are cores.
         watch: A function that is called with the progress of a run after each of its rounds.
         part: The part to finish; None finishes all.
+        only: The cells to finish; the others stay as they are. None finishes all.
 
     Returns:
         The results of all runs, or of those that have finished by then.
@@ -173,17 +179,22 @@ def resume_comparison(
     grid = read_comparison(folder)
     if part is not None:
         return run_grid(grid, out=folder, jobs=jobs, watch=watch, part=part)
-    return _run_in(ComparisonFolder.open(folder), grid, jobs, watch)
+    return _run_in(ComparisonFolder.open(folder), grid, jobs, watch, only=only)
 
 
 def _run_in(
-    folder: ComparisonFolder | None, grid: Grid, jobs: int | None, watch: Watch | None, part: Part | None = None
+    folder: ComparisonFolder | None,
+    grid: Grid,
+    jobs: int | None,
+    watch: Watch | None,
+    part: Part | None = None,
+    only: Collection[str] | None = None,
 ) -> Comparison:
     """Run what is left of a grid or of a part of it, and say how to go on where it is stopped."""
     try:
         if part is not None and folder is not None:
             return _run_part(grid, folder, jobs, watch, part)
-        return _run(grid, folder, jobs, watch)
+        return _run(grid, folder, jobs, watch, only)
     except KeyboardInterrupt as error:
         if folder is None:
             raise
@@ -195,10 +206,17 @@ def _run_in(
             folder.close()
 
 
-def _run(grid: Grid, folder: ComparisonFolder | None, jobs: int | None, watch: Watch | None) -> Comparison:
+def _run(
+    grid: Grid,
+    folder: ComparisonFolder | None,
+    jobs: int | None,
+    watch: Watch | None,
+    only: Collection[str] | None = None,
+) -> Comparison:
     results: dict[str, Result] = {}
     failures = {} if folder is None else {k: v for k, v in folder.failures().items() if k in grid.cells}
-    with closing(run_cells(grid.cells, None if folder is None else folder.path, jobs, watch)) as outcomes:  # type: ignore[type-var]
+    cells = grid.cells if only is None else {name: grid.cells[name] for name in grid.cells if name in only}
+    with closing(run_cells(cells, None if folder is None else folder.path, jobs, watch)) as outcomes:  # type: ignore[type-var]
         for cell, outcome in outcomes:
             earlier_reason = failures.pop(cell, None)
             if isinstance(outcome, Failure):
@@ -210,7 +228,10 @@ def _run(grid: Grid, folder: ComparisonFolder | None, jobs: int | None, watch: W
                 folder.write_failures(failures)
     if not results:
         raise _all_failed(failures)
-    comparison = _comparison(grid, folder, results, failures)
+    if folder is not None and len(cells) < len(grid.cells):
+        comparison = gathered(grid, folder)
+    else:
+        comparison = _comparison(grid, folder, results, failures)
     if folder is not None:
         _write_tables(comparison, folder.path)
     say(remark for result in results.values() for remark in result.summary.get("remarks", ()))

@@ -33,7 +33,7 @@ from ..compare import (
     run_grid,
 )
 from ..settings import Settings
-from .planning import Plan, plan
+from .planning import Plan, column_grid, plan
 from .preset import slug
 from .table import Reproduction, differences, markdown_table
 
@@ -81,7 +81,7 @@ def run_plan(
     reproduction = Reproduction.empty(plan.preset)
     for column, column_folder in _column_folders(plan, folder).items():
         if column in plan.grids:
-            comparison = _run_column(plan.grids[column], column_folder, jobs, _watch_of_column(watch, slug(column)))
+            comparison = _run_column(plan, column, column_folder, jobs, _watch_of_column(watch, slug(column)))
         else:
             comparison = _stored_column(column_folder)
         heading = plan.preset.heading(column, plan.size, plan.given)
@@ -95,10 +95,10 @@ def begin_plan(plan: Plan, folder: Path | None) -> None:
     folders = _column_folders(plan, folder)
     if folder is not None and folder.exists():
         _check_record(plan, folder)
-    for column, grid in plan.grids.items():
+    for column in plan.grids:
         column_folder = folders[column]
         if column_folder is not None and is_comparison(column_folder):
-            _check_cells(column_folder, grid)
+            _check_cells(column_folder, _whole_grid(plan, column, column_folder))
     for column in plan.grids:
         _check_data(plan, column, folders[column])
     if folder is not None:
@@ -155,11 +155,18 @@ def _counted(plan: Plan) -> Reproduction:
     return Reproduction(plan.preset, plan.columns, plan.columns, values)
 
 
-def _run_column(grid: Grid, folder: Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
+def _run_column(plan: Plan, column: str, folder: Path | None, jobs: int | None, watch: Watch | None) -> Comparison:
+    grid = plan.grids[column]
     if folder is None or not is_comparison(folder):
         return run_grid(grid, out=folder, jobs=jobs, watch=watch)
-    ComparisonFolder(folder).write(grid.record())  # may have other seeds than before
-    return resume_comparison(folder, jobs=jobs, watch=watch)
+    ComparisonFolder(folder).write(_whole_grid(plan, column, folder).record())  # may have other seeds, and more rows
+    return resume_comparison(folder, jobs=jobs, watch=watch, only=grid.cells)
+
+
+def _whole_grid(plan: Plan, column: str, folder: Path) -> Grid:
+    """The grid of a column with the rows that are run, and those that its folder has from before."""
+    labels = {variant.label for variant in (*plan.grids[column].variants, *ComparisonFolder(folder).read().variants)}
+    return column_grid(plan.preset, column, plan.size, plan.seeds, plan.given, list(labels))
 
 
 def take_finished(preset: str, grid: Grid, folder: Path) -> int:
