@@ -29,6 +29,7 @@ from protofed.experiment.reproduce import (
 from protofed.experiment.reproduce.run import take_finished
 from protofed.experiment.settings import parse_pairs
 from protofed.methods.control import has_control
+from protofed.results.archive import pack
 from support.marks import slow_but
 
 ROOT = Path(__file__).parent.parent
@@ -478,6 +479,22 @@ def test_a_changed_preset_does_not_continue_old_runs(call, tmp_path, finished):
     file.write_text(json.dumps(record))
     code, _, err = call("fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1)
     assert code == 2 and "both-seed1234: begun with lr=5.0, now it is 0.01" in err
+
+
+@pytest.mark.slow
+def test_columns_that_are_archives(call, tmp_path, finished):
+    """The table is written from archives as from runs; what an archive does not have is refused in one line."""
+    words = ["fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1]
+    column = "cifar-100-n-10"
+    shutil.copytree(finished, tmp_path / "here")
+    shutil.move(tmp_path / "here" / column, tmp_path / "runs")
+    pack(tmp_path / "runs", tmp_path / "here" / column)
+    before = numbers(finished)[0]
+    (tmp_path / "here/reproduction.md").unlink()
+    code, _, err = call(*words)
+    assert code == 0 and numbers(tmp_path / "here")[0] == before, err
+    code, _, err = call(*words, "--seeds", 9)
+    assert code == 2 and "an archive, which has no run" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.slow

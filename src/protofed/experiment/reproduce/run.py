@@ -14,8 +14,11 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...models.published import PACKAGE
+from ...results.archive import is_archive, read_summaries
+from ...results.columns import Row
 from ...results.folder import COMPARISON, make_folder
 from ...results.lock import FolderLock
+from ...results.read import read_rows
 from ...results.rows import SUMMARY
 from ...results.tables import setting_text
 from ...version import __version__
@@ -80,12 +83,12 @@ def run_plan(
             take_finished(plan.preset.name, grid, folder / slug(column))
     reproduction = Reproduction.empty(plan.preset)
     for column, column_folder in _column_folders(plan, folder).items():
-        if column in plan.grids:
-            comparison = _run_column(plan, column, column_folder, jobs, _watch_of_column(watch, slug(column)))
+        if column_folder is None or (column in plan.grids and not is_archive(column_folder)):
+            rows = _run_column(plan, column, column_folder, jobs, _watch_of_column(watch, slug(column))).rows()
         else:
-            comparison = _stored_column(column_folder)
+            rows = _stored_rows(column_folder)
         heading = plan.preset.heading(column, plan.size, plan.given)
-        reproduction = reproduction.with_column(column, heading, comparison.rows())
+        reproduction = reproduction.with_column(column, heading, rows)
         _write_table(reproduction, settings, folder)
     return reproduction
 
@@ -99,8 +102,10 @@ def begin_plan(plan: Plan, folder: Path | None) -> None:
         column_folder = folders[column]
         if column_folder is not None and is_comparison(column_folder):
             _check_cells(column_folder, _whole_grid(plan, column, column_folder))
-    for column in plan.grids:
-        _check_data(plan, column, folders[column])
+        if column_folder is not None and is_archive(column_folder):
+            _check_archive(column_folder, plan.grids[column])
+        else:
+            _check_data(plan, column, column_folder)
     if folder is not None:
         _write_record(plan, folder)
 
@@ -113,10 +118,11 @@ def _column_folders(plan: Plan, folder: Path | None) -> dict[str, Path | None]:
     return {c: path for c, path in folders.items() if c in plan.columns or is_comparison(path)}
 
 
-def _stored_column(folder: Path | None) -> Comparison:
-    """What the folder of a column has that is not run now."""
-    assert folder is not None
-    return gathered(read_comparison(folder), ComparisonFolder(folder))
+def _stored_rows(folder: Path) -> list[Row]:
+    """The rows that the folder of a column has, of runs that have finished by now; it may be an archive."""
+    if is_archive(folder):
+        return read_rows(folder)[0]
+    return gathered(read_comparison(folder), ComparisonFolder(folder)).rows()
 
 
 def parts_of_columns(plan: Plan, part: Part) -> dict[str, Part]:
@@ -142,8 +148,7 @@ def _run_part(
         reproduction = Reproduction.empty(plan.preset)
         for column, path in folders.items():
             assert path is not None
-            grid = plan.grids.get(column) or read_comparison(path)
-            rows = gathered(grid, ComparisonFolder(path)).rows()
+            rows = _stored_rows(path)
             heading = plan.preset.heading(column, plan.size, plan.given)
             reproduction = reproduction.with_column(column, heading, rows)
         return _write_table(reproduction, settings, folder)
@@ -183,6 +188,8 @@ def take_finished(preset: str, grid: Grid, folder: Path) -> int:
     Returns:
         The number of runs that were copied.
     """
+    if is_archive(folder):
+        return 0
     missing = {c: s for c, s in json.loads(grid.record().to_json())["settings"].items() if not (folder / c).exists()}
     found: dict[str, Path] = {}
     for comparison, stored in _other_columns(preset, folder.parent.parent) if missing else ():
@@ -247,6 +254,13 @@ def _check_cells(folder: Path, grid: Grid) -> None:
                     f"{folder / cell}: begun with {key}={stored[cell].get(key)!r}, now it is {current[cell].get(key)!r}; "
                     "choose another --out"
                 )
+
+
+def _check_archive(folder: Path, grid: Grid) -> None:
+    """Raise an error where an archive lacks a run: nothing can be run into it."""
+    missing = [cell for cell in grid.cells if cell not in read_summaries(folder)]
+    if missing:
+        raise ProtofedError(f"{folder}: an archive, which has no run {missing[0]}; choose another --out")
 
 
 def _check_data(plan: Plan, column: str, folder: Path | None) -> None:
