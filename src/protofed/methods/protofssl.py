@@ -45,7 +45,7 @@ class ProtoFSSL(Method):
     unlabelled_queries: int = 100  # |Q^U|: unlabelled query samples
     unlabelled_weight: Weight = 0.3  # λ of Eq. 8
     temperature: float = 0.5  # T of Eq. 5
-    metric: Literal["mean", "squared", "euclidean"] = "squared"  # d of Eq. 6; the published code has mean
+    metric: Literal["mean", "squared", "euclidean"] = "mean"  # d of Eq. 6, as in the published code
     target_gradient: bool = False  # whether the pseudo-label is differentiated too, as in the published code
     support: Literal["local", "global"] = "local"  # global: helpers' mean prototypes in place of a support set (Alg. 2)
     mu: Weight = 0.0  # of FedProx's term
