@@ -164,9 +164,11 @@ class Confusions:
 
     def macro_f1(self) -> np.ndarray:
         """Each client's `Confusion.macro_f1`, to the last bit; 0 where it has no predictions."""
-        begin, which = np.unique(self.begin, return_inverse=True)  # clients that share rows are computed once
-        end = np.zeros_like(begin)
-        np.maximum.at(end, which, self.end)
+        begins, ends = np.zeros((2, len(self.rows) + 1), dtype=np.int64)
+        begins[self.begin] = 1
+        np.maximum.at(ends, self.begin, self.end)
+        begin = np.flatnonzero(begins)  # clients that share rows are computed once
+        end, which = ends[begin], np.searchsorted(begin, self.begin)
         size = int(self.rows[:, :2].max(initial=0)) + 1
         piece = max(1, CELLS // size)
         parts = [self._f1(begin[k : k + piece], end[k : k + piece], size) for k in range(0, len(begin), piece)]
