@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from protofed.federation.stack import dense, outputs
+from protofed.federation.stack import outputs
 from protofed.models.base import Classifier
+from protofed.models.dense import DenseNetwork
 from protofed.models.mlp import MLP
 from protofed.models.precision import with_precision
 from protofed.models.skeleton import Skeleton
@@ -40,11 +41,11 @@ def test_dense_networks_give_the_bits_of_vmap(name: str, shared: bool) -> None:
     weights = weights_of(module)
     x = torch.randn(1 if shared else CLIENTS, 37, *shape).expand(CLIENTS, 37, *shape)
     kept = x.clone()
-    run = dense.dense_network(module.eval(), weights)
-    assert run is not None
+    network = DenseNetwork.of(module.eval(), weights)
+    assert network is not None
     with torch.no_grad():
         expected = vmap(lambda w, b: functional_call(module, dict(w), (b,)))(weights, x)
-        assert all(torch.equal(*pair) for pair in zip(run(x), expected, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(network.outputs(weights, x), expected, strict=True))
     assert torch.equal(x, kept)
 
 
@@ -79,4 +80,4 @@ def test_other_networks_are_left_to_vmap() -> None:
     others.append(Classifier(nn.Linear(6, 4), 4, CLASSES))
     others.append(Classifier(nn.Sequential(nn.Linear(6, 4)), 4, CLASSES, head=nn.Sequential(nn.Linear(4, CLASSES))))
     for module in others:
-        assert dense.dense_network(module, weights_of(module)) is None
+        assert DenseNetwork.of(module, Skeleton(module).slots) is None

@@ -465,7 +465,7 @@ class Federation:
     def _evaluate(self, record: Record) -> None:
         """Score every client by what it holds and what it will be sent in the next round."""
         clients = range(len(self.data.clients))
-        honest = sorted(set(clients) - self.attackers)
+        honest = sorted(set(clients) - self.attackers) if self.attackers else clients
         downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds

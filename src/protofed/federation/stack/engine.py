@@ -93,6 +93,8 @@ class StackEngine(PlainEngine):
     def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients, one stack after another."""
         stacked, alone = self._divided(downloads.clients, options)
+        if not stacked:
+            return super().evaluate(downloads, options)
         candidates = Candidates(self.method.predict, options)
         boards = [self._judged(visits, candidates) for visits in self._stacks(downloads.only(stacked), options)]
         if alone:

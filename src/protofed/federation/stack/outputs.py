@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from ...evaluate import predicted
 from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton
 from .batches import padded
-from .dense import dense_network
 
 EVAL_SAMPLES = 8192  # the most samples, of all clients together, in one call of an evaluation
 
@@ -125,11 +124,12 @@ def _pieces(
     """The outputs of some samples of all clients after another."""
     skeleton.module.eval()
     clients = len(next(iter(weights.values())))
-    run: Callable[[Tensor], tuple[Tensor, ...]] | None = None if options else dense_network(skeleton.module, weights)
-    if run is None:
-        network = vmap(lambda w, b: functional_call(skeleton.module, dict(w), (b,), dict(options)))
-        run = partial(network, weights)
+    run: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]]
+    if skeleton.dense is not None and not options:
+        run = skeleton.dense.outputs
+    else:
+        run = vmap(lambda w, b: functional_call(skeleton.module, dict(w), (b,), dict(options)))
     with torch.no_grad():
         for rows in index.split(max(1, EVAL_SAMPLES // clients), dim=1):
             samples = x[rows]
-            yield run(samples.expand(clients, *samples.shape[1:]))
+            yield run(weights, samples.expand(clients, *samples.shape[1:]))
