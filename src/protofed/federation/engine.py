@@ -74,7 +74,7 @@ class Downloads:
 
     def only(self, clients: Sequence[int]) -> Downloads:
         """The same downloads for some of the clients."""
-        return replace(self, audience=dict(zip(clients, map(self.audience.__getitem__, clients), strict=True)))
+        return replace(self, audience={c: self.audience[c] for c in clients})
 
 
 class Taught(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from itertools import accumulate, compress
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -88,8 +88,8 @@ class SharedStates(MutableMapping[int, ClientState]):
 
     def holders(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of the clients that have a state."""
-        members = list(clients)
-        return frozenset(compress(members, map(self.current[:].__getitem__, members)))
+        slots = self.current[:]
+        return frozenset([client for client in clients if slots[client]])
 
     def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
