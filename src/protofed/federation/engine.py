@@ -371,7 +371,7 @@ class PlainEngine:
         if getattr(self.data.clients[client], part) is None:
             return client
         samples = samples_of(self.data, client, part)
-        return id(samples.index), id(samples.y), judge.bytes_of(self.data.clients[client].classes)
+        return id(samples.index), id(samples.y), self.data.clients[client].class_bytes
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
         """Every client with its model loaded. A visit is valid until the next one begins."""
@@ -430,8 +430,7 @@ class PlainEngine:
             for family in self._families(clients, options):
                 own = options.one_by_one(self.method.predict) or not self._shares_tests(family, options)
                 if options.prototypes and not own:
-                    classes = self.data.clients[family[0]].classes
-                    own = not candidates.of(received, self._empty_bank, classes)[1]
+                    own = not candidates.of(received, self._empty_bank, self.data.clients[family[0]])[1]
                 if own:
                     groups += [[client] for client in family]
                 else:

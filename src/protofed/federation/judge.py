@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..common import guiding_bank
-from ..data.types import FederatedData, Samples
+from ..data.types import ClientData, FederatedData, Samples
 from ..evaluate import (
     Confusion,
     Drawn,
@@ -232,9 +232,9 @@ class Candidates:
     options: Evaluation
     made: dict[Any, tuple[PrototypeBank, Bundle]] = field(default_factory=dict)
 
-    def of(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> tuple[PrototypeBank, bool]:
+    def of(self, received: Bundle, own: Callable[[], PrototypeBank], client: ClientData) -> tuple[PrototypeBank, bool]:
         """A client's candidates, and whether other clients of the same message and classes have the same."""
-        key = id(received), bytes_of(classes)
+        key = id(received), client.class_bytes
         if key in self.made:
             return self.made[key][0], True
         asked: list[bool] = []
@@ -243,8 +243,8 @@ class Candidates:
             asked.append(True)
             return own()
 
-        bank = self.predict.bank(received, asking, classes)
-        bank = bank.restricted(classes) if self.options.candidates == "own" else bank
+        bank = self.predict.bank(received, asking, client.classes)
+        bank = bank.restricted(client.classes) if self.options.candidates == "own" else bank
         if not asked:
             self.made[key] = bank, received  # the message is kept, so that no other one gets its id
         return bank, not asked
@@ -271,7 +271,7 @@ class Counting:
             by_head = self.counted[rows] = _confusion(samples, output.logits)
         if not self.options.prototypes:
             return by_head, None, True
-        bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
+        bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client])
         key = *rows, id(bank)
         if shared and key in self.counted:
             return by_head, self.counted[key], True
@@ -282,11 +282,6 @@ class Counting:
         if shared:  # then the candidates keep the bank, and its id stays its own
             self.counted[key] = by_prototype
         return by_head, by_prototype, shared
-
-
-def bytes_of(classes: Tensor) -> bytes:
-    """A mask of classes as bytes, which are the same for clients with the same classes."""
-    return bytes(classes.cpu().numpy())
 
 
 def _confusion(samples: Samples, scores: Tensor) -> Confusion:

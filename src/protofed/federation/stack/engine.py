@@ -144,8 +144,7 @@ class StackEngine(PlainEngine):
         options, stack = candidates.options, visits[0].stack
         banks: list[PrototypeBank] = []
         if options.prototypes:
-            classes = [self.data.clients[v.client].classes for v in visits]
-            banks = [candidates.of(v.received, v.own_bank, c)[0] for v, c in zip(visits, classes, strict=True)]
+            banks = [candidates.of(v.received, v.own_bank, self.data.clients[v.client])[0] for v in visits]
         alike = len({bank.means.shape for bank in banks}) < 2  # a method of several helpers has none in the beginning
         predict, data = self.method.predict, self.data
         if not alike or options.one_by_one(predict):
