@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from protofed.data import Dataset
-from protofed.evaluate import Board, Confusion, Confusions, Scores, summarise
+from protofed.evaluate import Board, Confusion, Confusions, Scores, silhouette, summarise
 from protofed.experiment.build import build
 from protofed.experiment.settings import resolve
+from protofed.federation import judge
 
 
 def drawn(rng: np.random.Generator, classes: int, sizes: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -98,3 +99,36 @@ def test_a_stack_scores_each_client_as_alone() -> None:
         records = list(federation("fedproto", engine=engine, participation=0.5, test="local", test_share=0.3))
         runs.append([[(s.by_head, s.by_prototype) for s in r.scores or ()] for r in records])
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+def test_clients_that_share_model_and_tests_share_their_silhouette(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of six clients have a model of their own in the first round; those of FedAvg never do."""
+    counted = []
+    monkeypatch.setattr(judge, "silhouette", lambda z, y: counted.append(len(y)) or silhouette(z, y))
+    record = federation(method, participation=0.34, engine="loop").step()
+    assert len(counted) == (1 if method == "fedavg" else 3)
+    found = [score.silhouette for score in record.scores or ()]
+    assert len(found) == 6 and None not in found and len(set(found)) == len(counted)
+
+
+def test_workers_have_all_their_jobs_before_their_parent_scores_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent that is busy hands out no jobs."""
+    trained, numbers = federation("fedproto", engine="workers", inner="loop", workers=2, participation=0.67), []
+    replies = trained.engine._replies
+    monkeypatch.setattr(
+        trained.engine, "_replies", lambda jobs, *rest: numbers.append(len(jobs)) or replies(jobs, *rest)
+    )
+    trained.step()
+    trained.engine.close()
+    assert numbers == [2]
+
+
+def test_a_board_of_one_part_is_that_part_in_the_order_of_the_clients() -> None:
+    scores = {c: Scores(Confusion.of([0, 1], [0, c]), None, silhouette=float(c)) for c in (7, 3)}
+    board = Board.of(scores)
+    assert Board.joined([board], [7, 3]) is board
+    turned = Board.joined([board], [3, 7])
+    assert list(turned) == [3, 7] == list(turned.details) and dict(turned) == scores

@@ -199,6 +199,19 @@ def test_models_in_shared_memory_are_stacked_in_any_order_of_slots(taken, random
     assert states.holders(clients) == {c for c in clients if taken[c]}
 
 
+def test_models_of_several_architectures_in_shared_memory_are_stacked():
+    """Clients of another architecture lie between those of a stack."""
+    starts = [{"a": torch.zeros(2, 3)}, {"a": torch.zeros(5)}]
+    owner = [0, 1, 0, 0, 1]
+    states = SharedStates(starts, owner, True, (2, 4))
+    for client in (0, 1, 2, 4):
+        states[client] = ClientState({"a": torch.full_like(starts[owner[client]]["a"], 1.0 + client)})
+        states.commit(client, states.pending.pop(client), b"")
+    first = states.stacked([2, 3, 0], {"a": torch.full((2, 3), -1.0)})["a"]
+    assert first[:, 1, 2].tolist() == [3.0, -1.0, 1.0] and first.shape == (3, 2, 3)
+    assert states.stacked([1, 4], starts[1])["a"].tolist() == [[2.0] * 5, [5.0] * 5]
+
+
 def test_an_error_in_a_piece_is_that_of_the_whole():
     def divide(piece):
         return 1 / piece

@@ -222,7 +222,7 @@ class PrototypeBank:
             d = torch.sqrt(d + TINY) if metric == "euclidean" else d
         else:
             raise ValueError(f"metric must be squared, euclidean or cosine, not {metric!r}")
-        return torch.where(self.known[..., None, :], d, torch.full_like(d, float("inf")))
+        return torch.where(self.known[..., None, :], d, float("inf"))
 
     def nearest(self, z: Tensor, metric: str = "squared") -> Tensor:
         """The nearest known class of each embedding.

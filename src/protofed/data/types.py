@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -345,6 +346,11 @@ class ClientData:
     validation: Samples | None = None
     triggered: Samples | None = None
     unseen: Samples | None = None
+
+    @cached_property
+    def class_bytes(self) -> bytes:
+        """The mask of classes as bytes, which are the same for clients with the same classes."""
+        return bytes(self.classes.cpu().numpy())
 
 
 def name_of(client: int, names: Sequence[str]) -> str:

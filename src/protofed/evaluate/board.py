@@ -47,13 +47,18 @@ class Board(Mapping[int, Scores]):
     def joined(cls, boards: Sequence[Mapping[int, Scores]], clients: Sequence[int]) -> Board:
         """One board of several, in the order of `clients`."""
         parts = [cls.of(board) for board in boards] or [cls.of({})]
-        listed = np.array([c for part in parts for c in part.clients], dtype=np.int64)
-        order = np.argsort(listed)[np.argsort(np.argsort(np.asarray(clients, dtype=np.int64)))]
+        if len(parts) == 1 and list(parts[0].clients) == list(clients):
+            return parts[0]
+        listed = np.concatenate([np.asarray(part.clients, dtype=np.int64) for part in parts])
+        place = np.empty(listed.max(initial=-1) + 1, dtype=np.int64)
+        place[listed] = np.arange(len(listed))
+        order = place[np.asarray(clients, dtype=np.int64)]
         by_head, by_prototype = (Confusions.joined([p.by(name) for p in parts]).taken(order) for name in SINGLE)
         mixed = [p.by_mix for p in parts if p.by_mix is not None]
         by_mix = Confusions.joined(mixed).taken(order) if mixed else None
         details = {c: value for part in parts for c, value in part.details.items()}
-        return cls(list(clients), by_head, by_prototype, {c: details[c] for c in clients if c in details}, by_mix)
+        ordered = {c: details[c] for c in clients if c in details} if details else {}
+        return cls(list(clients), by_head, by_prototype, ordered, by_mix)
 
     def __getitem__(self, client: int) -> Scores:
         return self._at(self._places[client], client)

@@ -164,10 +164,12 @@ class Confusions:
 
     def macro_f1(self) -> np.ndarray:
         """Each client's `Confusion.macro_f1`, to the last bit; 0 where it has no predictions."""
-        begin, which = np.unique(self.begin, return_inverse=True)  # clients that share rows are computed once
-        end = np.zeros_like(begin)
-        np.maximum.at(end, which, self.end)
-        size = int(self.rows[:, :2].max(initial=0)) + 1
+        begins, ends = np.zeros((2, len(self.rows) + 1), dtype=np.int64)
+        begins[self.begin] = 1
+        np.maximum.at(ends, self.begin, self.end)
+        begin = np.flatnonzero(begins)  # clients that share rows are computed once
+        end, which = ends[begin], np.searchsorted(begin, self.begin)
+        size = int(max(self.rows[:, k].max(initial=0) for k in range(2))) + 1
         piece = max(1, CELLS // size)
         parts = [self._f1(begin[k : k + piece], end[k : k + piece], size) for k in range(0, len(begin), piece)]
         return np.where(self.present, np.concatenate([np.empty(0), *parts])[which], 0.0)
@@ -176,8 +178,8 @@ class Confusions:
         """The macro F1 of some segments of the rows."""
         lengths = np.maximum(end - begin, 0)
         segment = np.repeat(np.arange(len(begin)), lengths)
-        offset = np.arange(len(segment)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        true, predicted, count = self.rows[np.repeat(begin, lengths) + offset].T
+        places = np.arange(len(segment)) + np.repeat(begin - np.cumsum(lengths) + lengths, lengths)
+        true, predicted, count = np.ascontiguousarray(self.rows.take(places, axis=0).T)
 
         def table(classes: np.ndarray, values: np.ndarray) -> np.ndarray:
             return np.bincount(segment * size + classes, values, len(begin) * size).reshape(-1, size)

@@ -55,7 +55,7 @@ class Downloads:
     common: int | None = None
     """The number of a message of stacks that all clients are sent, each without what is in its own place."""
 
-    @property
+    @cached_property
     def clients(self) -> list[int]:
         """The clients that are sent a message."""
         return list(self.audience)
@@ -331,28 +331,26 @@ class PlainEngine:
     def _scored(self, clients: Sequence[int], visit: PlainVisit, candidates: judge.Candidates) -> Board:
         """The scores of clients that share the model and the message of a visit."""
         predict, data, options = self.method.predict, self.data, candidates.options
+        if options.one_by_one(predict):
+            return Board.of({c: judge.score(replace(visit, client=c), predict, data, options) for c in clients})
         counting = judge.Counting(predict, data, options, candidates)
-        entries: list[tuple[Confusion | None, Confusion | None]] = []
+        entries: list[tuple[Confusion, Confusion | None]] = []
         members: list[Sequence[int]] = []
-        detailed: dict[int, Scores] = {}
-        bound = options.one_by_one(predict)
-        for client in (c for c in clients if c < bound):
-            scores = detailed[client] = judge.score(replace(visit, client=client), predict, data, options)
-            entries.append((scores.by_head, scores.by_prototype))
-            members.append([client])
-        for family in self._families([c for c in clients if c >= bound], options):
-            *entry, shared = counting.confusions(replace(visit, client=family[0]))
-            entries.append((entry[0], entry[1]))
-            members.append(family if shared else family[:1])
-            for client in () if shared else family[1:]:
-                *entry, _ = counting.confusions(replace(visit, client=client))
-                entries.append((entry[0], entry[1]))
-                members.append([client])
+        shaped, shapes = options.shaped, dict[int, dict[str, Any]]()
+        silhouettes: dict[Any, float] = {}
+        for family in self._families(clients, options):
+            for client in family:
+                head, prototype, shared = counting.confusions(replace(visit, client=client))
+                entries.append((head, prototype))
+                members.append(family if shared else [client])
+                for member in [member for member in members[-1] if member < shaped]:
+                    one = replace(visit, client=member)
+                    shapes[member] = judge.shape(one, predict, data, options, silhouettes)
+                if shared:
+                    break
         which = np.repeat(np.arange(len(entries)), [len(family) for family in members])
         by_head, by_prototype = (Confusions.listed([entry[k] for entry in entries]).taken(which) for k in range(2))
-        details = Board.of(detailed)
-        named = [c for family in members for c in family]
-        return Board(named, by_head, by_prototype, details.details, details.by_mix)
+        return Board([client for family in members for client in family], by_head, by_prototype, shapes)
 
     def _families(self, clients: Sequence[int], options: Evaluation) -> list[list[int]]:
         """Groups of clients with the same test samples and the same classes."""
@@ -362,6 +360,8 @@ class PlainEngine:
             numbers: dict[Any, int] = {}
             keys = (self._family_key(client, options.part) for client in range(len(self.data.clients)))
             self.families[options.part] = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        if not self.families[options.part].any():
+            return [list(clients)]
         numbers_of_clients = self.families[options.part][clients]
         order = np.argsort(numbers_of_clients, kind="stable")
         edges = np.flatnonzero(np.diff(numbers_of_clients[order])) + 1
@@ -371,7 +371,7 @@ class PlainEngine:
         if getattr(self.data.clients[client], part) is None:
             return client
         samples = samples_of(self.data, client, part)
-        return id(samples.index), id(samples.y), judge.bytes_of(self.data.clients[client].classes)
+        return id(samples.index), id(samples.y), self.data.clients[client].class_bytes
 
     def visits(self, downloads: Downloads, options: Evaluation) -> Iterator[judge.Visit]:
         """Every client with its model loaded. A visit is valid until the next one begins."""
@@ -384,14 +384,17 @@ class PlainEngine:
     def _sharers(self, downloads: Downloads) -> list[list[int]]:
         """Groups of clients that are evaluated by the same model and were sent the same message."""
         own, audience = self.own_models(downloads.clients), downloads.audience
-        sharers: dict[int, list[int]] = {number: [] for number in audience.values()}
-        others = [client for client in audience if client not in own]
+        single, others = [], downloads.clients
+        if any(map(audience.__contains__, own)):
+            single = [[client] for client in others if client in own]
+            others = [client for client in others if client not in own]
+        sharers: dict[int, list[int]] = {number: [] for number in dict.fromkeys(audience.values())}
         if len(sharers) == 1:  # most often all clients are sent the same
             sharers = dict.fromkeys(sharers, others)
         else:
             for client in others:
                 sharers[audience[client]].append(client)
-        return [*([client] for client in audience if client in own), *filter(None, sharers.values())]
+        return [*single, *filter(None, sharers.values())]
 
     def own_models(self, clients: Collection[int]) -> Collection[int]:
         """The clients that are evaluated by another model than the others: not by a global one, nor by the initial one."""
@@ -425,12 +428,9 @@ class PlainEngine:
                 continue
             received = self.message(downloads, clients[0])
             for family in self._families(clients, options):
-                own = options.one_by_one(self.method.predict) > len(self.owner) or not self._shares_tests(
-                    family, options
-                )
+                own = options.one_by_one(self.method.predict) or not self._shares_tests(family, options)
                 if options.prototypes and not own:
-                    classes = self.data.clients[family[0]].classes
-                    own = not candidates.of(received, self._empty_bank, classes)[1]
+                    own = not candidates.of(received, self._empty_bank, self.data.clients[family[0]])[1]
                 if own:
                     groups += [[client] for client in family]
                 else:

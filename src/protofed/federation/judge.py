@@ -7,7 +7,6 @@ these are counted once for all clients that have the same model, test samples an
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ..bank import PrototypeBank
 from ..common import guiding_bank
-from ..data.types import FederatedData, Samples
+from ..data.types import ClientData, FederatedData, Samples
 from ..evaluate import (
     Confusion,
     Drawn,
@@ -67,15 +66,14 @@ class Evaluation:
     """Whether predictions by prototype are scored, also where clients have to compute their prototypes for it."""
 
     @property
-    def detailed(self) -> int:
-        """The number of clients of which something is measured beside their predictions: those with lower numbers."""
-        if self.qualities or self.votes or self.embedding:
-            return sys.maxsize
+    def shaped(self) -> int:
+        """The number of clients of whose embeddings something is measured: those with lower numbers."""
         return max(self.silhouette, self.drawn, SNAPSHOT_CLIENTS if self.snapshot else 0)
 
-    def one_by_one(self, predict: Predict) -> int:
-        """The number of clients that are scored one by one: the detailed ones, and all where each mixes in its own way."""
-        return sys.maxsize if isinstance(predict, Mix) else self.detailed
+    def one_by_one(self, predict: Predict) -> bool:
+        """Whether clients are scored one by one: where more is asked of predictions than confusions, or each mixes in its
+        own way."""
+        return self.qualities or self.votes or self.embedding or isinstance(predict, Mix)
 
     def pictures(self, client: int) -> bool:
         """Whether a client's scores include embeddings and prototypes."""
@@ -141,16 +139,41 @@ def score(visit: Visit, predict: Predict, data: FederatedData, options: Evaluati
         scores = replace(scores, votes=vote(central.embedding, central.logits, bank, predict.scores, mixes))
     if options.embedding:
         scores = _with_embedding(scores, visit, data, options)
+    return replace(scores, **shape(visit, predict, data, options, {}))
+
+
+def shape(
+    visit: Visit, predict: Predict, data: FederatedData, options: Evaluation, measured: dict[Any, float]
+) -> dict[str, Any]:
+    """What is measured of a client's embeddings: those drawn for all clients together, silhouette and snapshot.
+
+    Args:
+        visit: The client with its model.
+        predict: The method's rule of prediction.
+        data: The data of the federation.
+        options: What is measured, and of which samples.
+        measured: The silhouettes of this model by set of samples, to which the client's is added.
+
+    Returns:
+        The values by the names of `Scores`.
+    """
+    client, found = visit.client, dict[str, Any]()
+    if client >= options.shaped:
+        return found
+    samples = samples_of(data, client, options.part)
+    embedding, labels = visit.outputs(options.part).embedding, samples.labels
     if client < options.drawn:
-        scores = replace(scores, drawn=_drawn(output.embedding, y, client, min(options.drawn, len(data.clients))))
-    if client >= options.silhouette and not pictured:
-        return scores
-    z, y = _some(output.embedding, y, SHAPE_SAMPLES)
-    return replace(
-        scores,
-        silhouette=silhouette(z, y) if client < options.silhouette else None,
-        snapshot=Snapshot.of(z, y, bank) if pictured and bank is not None else None,
-    )
+        found["drawn"] = _drawn(embedding, labels, client, min(options.drawn, len(data.clients)))
+    z, y = _some(embedding, labels, SHAPE_SAMPLES)
+    if client < options.silhouette:
+        rows = id(samples.index), id(samples.y)
+        if rows not in measured:
+            measured[rows] = silhouette(z, y)
+        found["silhouette"] = measured[rows]
+    if options.pictures(client):
+        bank = predict.bank(visit.received, visit.own_bank, data.clients[client].classes)
+        found["snapshot"] = Snapshot.of(z, y, bank)
+    return found
 
 
 @dataclass(frozen=True)
@@ -209,9 +232,9 @@ class Candidates:
     options: Evaluation
     made: dict[Any, tuple[PrototypeBank, Bundle]] = field(default_factory=dict)
 
-    def of(self, received: Bundle, own: Callable[[], PrototypeBank], classes: Tensor) -> tuple[PrototypeBank, bool]:
+    def of(self, received: Bundle, own: Callable[[], PrototypeBank], client: ClientData) -> tuple[PrototypeBank, bool]:
         """A client's candidates, and whether other clients of the same message and classes have the same."""
-        key = id(received), bytes_of(classes)
+        key = id(received), client.class_bytes
         if key in self.made:
             return self.made[key][0], True
         asked: list[bool] = []
@@ -220,8 +243,8 @@ class Candidates:
             asked.append(True)
             return own()
 
-        bank = self.predict.bank(received, asking, classes)
-        bank = bank.restricted(classes) if self.options.candidates == "own" else bank
+        bank = self.predict.bank(received, asking, client.classes)
+        bank = bank.restricted(client.classes) if self.options.candidates == "own" else bank
         if not asked:
             self.made[key] = bank, received  # the message is kept, so that no other one gets its id
         return bank, not asked
@@ -248,7 +271,7 @@ class Counting:
             by_head = self.counted[rows] = _confusion(samples, output.logits)
         if not self.options.prototypes:
             return by_head, None, True
-        bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client].classes)
+        bank, shared = self.candidates.of(visit.received, visit.own_bank, self.data.clients[visit.client])
         key = *rows, id(bank)
         if shared and key in self.counted:
             return by_head, self.counted[key], True
@@ -261,11 +284,6 @@ class Counting:
         return by_head, by_prototype, shared
 
 
-def bytes_of(classes: Tensor) -> bytes:
-    """A mask of classes as bytes, which are the same for clients with the same classes."""
-    return bytes(classes.cpu().numpy())
-
-
 def _confusion(samples: Samples, scores: Tensor) -> Confusion:
     """The confusion of samples with the classes of their largest scores."""
     return Confusion.of(samples.labels.cpu(), predicted(scores))
@@ -273,7 +291,9 @@ def _confusion(samples: Samples, scores: Tensor) -> Confusion:
 
 def _some(z: Tensor, y: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """At most so many embeddings with their classes, evenly spread over a set that may be sorted by class."""
-    rows = torch.linspace(0, len(y) - 1, min(len(y), most), device=y.device).round().long()
+    if len(y) <= most:
+        return z, y
+    rows = torch.linspace(0, len(y) - 1, most, device=y.device).round().long()
     return z[rows], y[rows]
 
 

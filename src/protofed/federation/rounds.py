@@ -331,7 +331,8 @@ class Federation:
         sizes: dict[int, Counter[str]] = {}
         audience: dict[int, int] = {}
         addressed, owner = self.exchange.addressed(names), self.engine.owner
-        for client in clients:
+        alike = bool(clients) and not addressed and not self.mixed  # whether all are sent the same
+        for client in clients[:1] if alike else clients:
             architecture = owner[client]
             key = self.state.audience(client, round) if addressed else None, architecture
             if key not in number:
@@ -342,6 +343,8 @@ class Federation:
                 whole = content.with_others(stacks, client)
                 sizes[number[key]] = wire.sizes(messages[-1]) if common is None else wire.encoded_sizes(whole)
             audience[client] = number[key]
+        if alike:
+            audience = dict.fromkeys(clients, audience[clients[0]])
         down: Counter[str] = Counter()
         for message, receivers in Counter(audience.values()).items():
             down.update({kind: receivers * size for kind, size in sizes[message].items()})
@@ -462,7 +465,7 @@ class Federation:
     def _evaluate(self, record: Record) -> None:
         """Score every client by what it holds and what it will be sent in the next round."""
         clients = range(len(self.data.clients))
-        honest = [client for client in clients if client not in self.attackers]
+        honest = sorted(set(clients) - self.attackers) if self.attackers else clients
         downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
         by = self.method.predict.by
         record.snapshot = record.round in self.snapshot_rounds
@@ -472,9 +475,8 @@ class Federation:
         if self.embedding and record.round == self.rounds:
             options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
         board = Board.of(self.engine.evaluate(downloads, options))
-        evaluated = set(board)
-        record.absent = [client for client in clients if client not in evaluated]
-        if not evaluated:
+        record.absent = sorted(set(clients).difference(board.clients))
+        if not board:
             log.warning("round %d: no client could be evaluated", record.round)
             return
         architectures = [self.architectures[client] for client in board] if self.architectures else ()
@@ -522,9 +524,21 @@ class Federation:
             return measures
         return measures | whole_set(board, self.data.central_test.labels, predictions)
 
+    @cached_property
+    def _further_tests(self) -> dict[str, frozenset[int]]:
+        """The clients that have triggered test samples, and those that are tested on a domain that no client holds."""
+        members = list(enumerate(self.data.clients))
+        parts = ("triggered", "unseen")
+        return {part: frozenset(c for c, data in members if getattr(data, part) is not None) for part in parts}
+
+    def _holders(self, part: str, downloads: Downloads) -> list[int]:
+        """The clients that have further test samples of one kind."""
+        holders = self._further_tests[part]
+        return [client for client in downloads.clients if client in holders] if holders else []
+
     def _unseen(self, downloads: Downloads, options: Evaluation, predictions: Sequence[str]) -> dict[str, float]:
         """The clients' mean accuracies on the domain that no client holds."""
-        clients = [client for client in downloads.clients if self.data.clients[client].unseen is not None]
+        clients = self._holders("unseen", downloads)
         if not clients:
             return {}
         scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="unseen")))
@@ -533,7 +547,7 @@ class Federation:
 
     def _attack_success(self, downloads: Downloads, options: Evaluation) -> dict[str, float]:
         """The share of test samples with a trigger that clients take for the class that an attacker wants."""
-        clients = [client for client in downloads.clients if self.data.clients[client].triggered is not None]
+        clients = self._holders("triggered", downloads)
         if not clients:
             return {}
         scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="triggered")))

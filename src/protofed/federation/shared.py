@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -93,28 +93,31 @@ class SharedStates(MutableMapping[int, ClientState]):
 
     def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
-        architecture, size = self.owner[clients[0]], sum(value.numel() for value in start.values())
-        pieces = self._models(clients, size, start).split(self.pieces[architecture][:-2], dim=1)
+        architecture = self.owner[clients[0]]
+        slots = [self.current[client] for client in clients]
+        table, rows = self._table(clients, [slot or 1 for slot in slots])
+        *pieces, _, _ = table.split(self.pieces[architecture], dim=1)
         # copies, because the last bits of a product depend on the alignment of its operands
         shapes = {name: (len(clients), *value.shape) for name, value in self.starts[architecture].items()}
-        return {name: p.contiguous().view(shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
+        models = {n: p.index_select(0, rows).view(shape) for (n, shape), p in zip(shapes.items(), pieces, strict=True)}
+        if not all(slots):
+            without = [k for k, slot in enumerate(slots) if not slot]
+            for name, values in models.items():
+                values[without] = start[name]
+        return models
 
-    def _models(self, clients: Sequence[int], size: int, start: Mapping[str, Tensor]) -> Tensor:
-        """The models as rows of one tensor. Where they lie at even distances, as after a round of all clients, it is a
-        view."""
-        slots = [self.current[client] for client in clients]
-        whole = self.sizes[self.owner[clients[0]]]
-        places = [self.begin[client] + (slot - 1) * whole for client, slot in zip(clients, slots, strict=True)]
-        steps = {after - before for before, after in pairwise(places)}
-        if all(slots) and len(steps) == 1 and min(steps) > 0:
-            step = steps.pop()
-            memory = torch.frombuffer(
-                self.memory, dtype=torch.float32, count=places[-1] + size - places[0], offset=4 * places[0]
-            )
-            return memory.as_strided((len(clients), size), (step, 1))
-        initial = torch.cat([start[name].reshape(-1) for name in self.starts[self.owner[clients[0]]]])
-        held = zip(clients, slots, strict=True)
-        return torch.stack([self._slot(client, slot)[:size] if slot else initial for client, slot in held])
+    def _table(self, clients: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A tensor of which some rows have the values of clients of one architecture in their slots, and these rows. Where
+        no client of another architecture lies between them, it is a view."""
+        size = self.sizes[self.owner[clients[0]]]
+        places = [self.begin[client] + (slot - 1) * size for client, slot in zip(clients, slots, strict=True)]
+        first = min(places)
+        if any((place - first) % size for place in places):
+            members = zip(clients, slots, strict=True)
+            return torch.stack([self._slot(*member) for member in members]), torch.arange(len(clients))
+        count = max(places) + size - first
+        memory = torch.frombuffer(self.memory, dtype=torch.float32, count=count, offset=4 * first)
+        return memory.view(-1, size), torch.tensor([(place - first) // size for place in places])
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         """Write into the slot that is not current; `commit` makes it the current one."""

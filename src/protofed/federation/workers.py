@@ -130,7 +130,8 @@ class WorkerEngine:
         central = self._central(downloads, options)
         alike, groups = self.inner.shares(downloads, options)
         groups.sort(key=lambda group: -self._work(group, of_tests=not self.method.predict.tuning))
-        number = min(len(groups), BUNDLES * max(1, self.count))
+        # a worker gets its next job only when this process has scored its own clients
+        number = min(len(groups), (1 if alike else BUNDLES) * max(1, self.count))
         bundles = [_merged(groups[k::number]) for k in range(number)]
         jobs = []
         for bundle in bundles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.func import functional_call
 
 from . import norm
 from .base import Levels, Output
+from .dense import DenseNetwork
 
 EVAL_BATCH = 512
 SMALL_SAMPLE, SMALL_BATCH = 256, 2048  # vectors of at most so many values are evaluated in larger pieces
@@ -37,6 +39,11 @@ class Skeleton:
         self.slots = {**self.params, **buffers}
         names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
         self.tied = len(names) > len(dict(module.named_parameters()))  # whether a parameter has two names
+
+    @cached_property
+    def dense(self) -> DenseNetwork | None:
+        """The layers, where the network is a multilayer perceptron of which each client has all parameters."""
+        return DenseNetwork.of(self.module, self.slots)
 
     def loaded(self) -> dict[str, Tensor]:
         """The module's trained parameters and floating buffers themselves, until the next client's are loaded."""

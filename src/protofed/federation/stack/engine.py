@@ -22,7 +22,7 @@ from ...models.skeleton import Skeleton
 from ...parts import Predict, Received
 from ...wire import Bundle
 from ..engine import Downloads, PlainEngine, SharedStore, in_order
-from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of, score
+from ..judge import Candidates, Evaluation, SampleSet, Visit, samples_of, score, shape
 from ..local import ClientState, Outcome, outcome_of, with_memory
 from ..rule import largest_group
 from .batches import padded
@@ -93,6 +93,8 @@ class StackEngine(PlainEngine):
     def evaluate(self, downloads: Downloads, options: Evaluation) -> Board:
         """Score the clients, one stack after another."""
         stacked, alone = self._divided(downloads.clients, options)
+        if not stacked:
+            return super().evaluate(downloads, options)
         candidates = Candidates(self.method.predict, options)
         boards = [self._judged(visits, candidates) for visits in self._stacks(downloads.only(stacked), options)]
         if alone:
@@ -104,7 +106,9 @@ class StackEngine(PlainEngine):
         and nothing is saved where each has many samples."""
         own, tuning = self.own_models(clients), self.method.predict.tuning > 0
         sizes = self.sizes.of(options.part)
-        stacked = [client for client in clients if client in own and (tuning or sizes[client] < ALONE)]
+        stacked = [client for client in clients if client in own and (tuning or sizes[client] < ALONE)] if own else []
+        if not stacked:
+            return [], list(clients)
         together = set(stacked)
         return stacked, [client for client in clients if client not in together]
 
@@ -140,16 +144,14 @@ class StackEngine(PlainEngine):
         options, stack = candidates.options, visits[0].stack
         banks: list[PrototypeBank] = []
         if options.prototypes:
-            classes = [self.data.clients[v.client].classes for v in visits]
-            banks = [candidates.of(v.received, v.own_bank, c)[0] for v, c in zip(visits, classes, strict=True)]
+            banks = [candidates.of(v.received, v.own_bank, self.data.clients[v.client])[0] for v in visits]
         alike = len({bank.means.shape for bank in banks}) < 2  # a method of several helpers has none in the beginning
-        bound = options.one_by_one(self.method.predict)
-        detailed = [v for v in visits if not alike or v.client < bound]
-        columns = None
-        if len(detailed) < len(visits):
-            columns = stack.confusions(options.part, banks, [v.k for v in detailed], self.method.predict)
-        scores = {v.client: score(v, self.method.predict, self.data, options) for v in detailed}
-        return Board.of(scores) if columns is None else Board(stack.clients, *columns, Board.of(scores).details)
+        predict, data = self.method.predict, self.data
+        if not alike or options.one_by_one(predict):
+            return Board.of({v.client: score(v, predict, data, options) for v in visits})
+        shaped = [v for v in visits if v.client < options.shaped]
+        columns = stack.confusions(options.part, banks, [v.k for v in shaped], predict)
+        return Board(stack.clients, *columns, {v.client: shape(v, predict, data, options, {}) for v in shaped})
 
     def _stacked_models(self, downloads: Downloads) -> Weights:
         """The models by which clients are evaluated, with a leading client axis."""

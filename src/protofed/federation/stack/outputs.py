@@ -122,11 +122,13 @@ def _pieces(
     skeleton: Skeleton, weights: Mapping[str, Tensor], x: Tensor, index: Tensor, options: Mapping[str, Any]
 ) -> Iterator[tuple[Tensor, ...]]:
     """The outputs of some samples of all clients after another."""
-    skeleton.module.eval()
     clients = len(next(iter(weights.values())))
-    run: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]] = vmap(
-        lambda w, b: functional_call(skeleton.module, dict(w), (b,), dict(options))
-    )
+    run: Callable[[Mapping[str, Tensor], Tensor], tuple[Tensor, ...]]
+    if skeleton.dense is not None and not options:
+        run = skeleton.dense.outputs
+    else:
+        skeleton.module.eval()
+        run = vmap(lambda w, b: functional_call(skeleton.module, dict(w), (b,), dict(options)))
     with torch.no_grad():
         for rows in index.split(max(1, EVAL_SAMPLES // clients), dim=1):
             samples = x[rows]
