@@ -100,7 +100,9 @@ class SharedStates(MutableMapping[int, ClientState]):
         start, pieces = self.starts[architecture], self.pieces[architecture][:-2]
         size = sum(pieces)
         one = len(clients) == 1
-        rows = self._slot(clients[0], self.current[clients[0]])[None, :size] if one else self._models(clients, size, start)
+        rows = (
+            self._slot(clients[0], self.current[clients[0]])[None, :size] if one else self._models(clients, size, start)
+        )
         columns = [
             piece.view(len(clients), *value.shape).unbind()
             for value, piece in zip(start.values(), rows.split(pieces, dim=1), strict=True)
