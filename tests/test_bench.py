@@ -365,6 +365,12 @@ def test_figures_that_differ_are_seen():
     assert not evaluation._equal(one, {"metrics": {}, "confusions": {"head": "b"}})
 
 
+def test_around_evaluates_every_round_whatever_a_checkout_does_with_the_last_ones():
+    from protofed.bench import around
+
+    assert all(case["settings"]["evaluate_every"] == 1 for case in around.CASES.values())
+
+
 @pytest.mark.slow
 def test_around_times_a_run_of_any_checkout(tmp_path):
     from protofed.bench import around

@@ -188,7 +188,7 @@ def test_models_in_shared_memory_are_stacked_in_any_order_of_slots(taken, random
         expected[client] = start
         for time in range(times):
             expected[client] = {n: torch.full_like(v, 10.0 * client + time) for n, v in start.items()}
-            states[client] = ClientState(expected[client])
+            states[client] = ClientState(expected[client], bank=PrototypeBank.empty(2, 4))
             states.commit(client, states.pending.pop(client), b"")
     clients = random.sample(range(len(taken)), random.randint(1, len(taken)))
     for order in (clients, sorted(clients), list(range(len(taken)))):
@@ -196,6 +196,10 @@ def test_models_in_shared_memory_are_stacked_in_any_order_of_slots(taken, random
         for name in start:
             assert torch.equal(stacked[name], torch.stack([expected[c][name] for c in order]))
             assert stacked[name].is_contiguous()
+        for client, state in states.for_training(order).items():
+            assert all(torch.equal(state.weights[name], expected[client][name]) for name in start)
+            assert state.bank is None and states[client].bank is not None
+        assert list(states.for_training(order)) == [c for c in order if taken[c]]
     assert states.holders(clients) == {c for c in clients if taken[c]}
 
 

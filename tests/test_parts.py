@@ -314,6 +314,20 @@ def test_a_server_that_averages_holds_a_few_uploads_however_many_come():
     assert most[0] <= rounds.CHUNK + 1 and not alive[0]
 
 
+def test_the_number_of_uploads_that_are_read_together_changes_no_bit_of_averaged_weights():
+    states = []
+    for size in (1, rounds.CHUNK_BYTES):
+        settings = resolve("fedavg", given_to("fedavg", clients=7, way=2, shot=4, rounds=2))
+        _, federation = build(settings.with_engine(LOOP))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rounds, "CHUNK_BYTES", size)
+            federation.step()
+            federation.step()
+        states.append(federation.state.weights)
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_sums_are_the_mean_times_the_holders(rule):
     uploads = [upload(k, 11 * k + 2) for k in range(5)]

@@ -110,6 +110,17 @@ def test_a_bytearray_is_decoded_as_bytes_are(bundle: Bundle) -> None:
     assert decode(encode(weight)).weights["w"].eq(1).all()
 
 
+def test_weights_that_are_summed_lie_in_their_message() -> None:
+    """A sum needs no alignment, so an upload of megabytes is not copied for it."""
+    message = bytearray(encode(Bundle(weights={"a": torch.ones(3), "b": torch.full((2, 2), 2.0)})))
+    (decoded,) = wire.decode_each([message], ["client 1"], summed=["weights"])
+    assert isinstance(decoded, Bundle)
+    assert decoded.weights["a"].tolist() == [1, 1, 1] and decoded.weights["b"].tolist() == [[2, 2], [2, 2]]
+    before = bytes(message)
+    decoded.weights["a"].zero_()
+    assert message != before
+
+
 @QUICK
 @given(BUNDLES)
 def test_sizes_are_the_whole_message(bundle: Bundle) -> None:

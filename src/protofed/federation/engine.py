@@ -166,6 +166,10 @@ class SharedStore(Protocol):
         """Those of the clients that have a state."""
         ...
 
+    def for_training(self, clients: Sequence[int]) -> Mapping[int, ClientState]:
+        """The states of those of some clients of one architecture that have one, as far as training reads them."""
+        ...
+
     def stacked(self, clients: Sequence[int], start: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The models of some clients of one architecture with a leading axis; `start` for those that have none."""
         ...
@@ -251,9 +255,18 @@ class PlainEngine:
         return self.decoded[key]
 
     def state(self, client: int) -> ClientState:
-        """A client's state. A client that has not taken part yet has its initial model."""
-        if client in self.states:
-            stored = self.states[client]
+        """The state that a client trains from. A client that has not taken part yet has its initial model."""
+        return self.trained_from([client])[0]
+
+    def trained_from(self, clients: Sequence[int]) -> list[ClientState]:
+        """The states that some clients train from."""
+        states = self.states
+        held = states.for_training(clients) if isinstance(states, SharedStore) else states
+        return [self._begun(client, held.get(client)) for client in clients]
+
+    def _begun(self, client: int, stored: ClientState | None) -> ClientState:
+        """A client's state with the model that it has, or begins with."""
+        if stored is not None:
             return stored if stored.weights else replace(stored, weights=self.start)
         if not self.inputs.own_start:
             return ClientState(self.start)

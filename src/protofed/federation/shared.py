@@ -70,7 +70,7 @@ class SharedStates(MutableMapping[int, ClientState]):
         """The state of a client in one of its slots, with its optimiser's state and memory."""
         if slot == 0:
             raise KeyError(client)
-        extra = Bundle() if encoded is None else wire.decode(encoded, f"client {client}'s state")
+        extra = _decoded(client, encoded)
         if not self.with_weights:
             return ClientState.of({}, extra, None)
         architecture = self.owner[client]
@@ -85,6 +85,29 @@ class SharedStates(MutableMapping[int, ClientState]):
         else:
             bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
+
+    def for_training(self, clients: Sequence[int]) -> dict[int, ClientState]:
+        """The states of those of some clients of one architecture that have one. Prototypes, which training does not read,
+        are left out."""
+        held = [client for client in clients if self.current[client]]
+        models = self._weights(held) if held and self.with_weights else [{} for _ in held]
+        extras = [_decoded(client, self.extras.get(client)) for client in held]
+        return {c: ClientState.of(w, extra, None) for c, w, extra in zip(held, models, extras, strict=True)}
+
+    def _weights(self, clients: Sequence[int]) -> list[dict[str, Tensor]]:
+        """The models of some clients of one architecture, which all have one."""
+        architecture = self.owner[clients[0]]
+        start, pieces = self.starts[architecture], self.pieces[architecture][:-2]
+        size = sum(pieces)
+        one = len(clients) == 1
+        rows = (
+            self._slot(clients[0], self.current[clients[0]])[None, :size] if one else self._models(clients, size, start)
+        )
+        columns = [
+            piece.view(len(clients), *value.shape).unbind()
+            for value, piece in zip(start.values(), rows.split(pieces, dim=1), strict=True)
+        ]
+        return [dict(zip(start, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def holders(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of the clients that have a state."""
@@ -166,6 +189,11 @@ class SharedStates(MutableMapping[int, ClientState]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _decoded(client: int, encoded: bytes | None) -> Bundle:
+    """A client's optimiser state and memory."""
+    return Bundle() if encoded is None else wire.decode(encoded, f"client {client}'s state")
 
 
 class FixedSlots(Mapping[int, ClientState]):

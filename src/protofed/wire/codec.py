@@ -179,7 +179,7 @@ def _decoded(
     if expected is not None:
         for name, shape in about.banks.items():
             expected.check_shape(name, shape, source)
-    body = unframed(messages, about)
+    body = unframed(messages, about, ("weight:",) if "weights" in summed else ())
     sent = sum(v[0].numel() for k, v in body.items() if k.startswith("bank:"))
     unfolded = sum(math.prod(shape[:-1]) * (shape[-1] + 1) for shape in about.banks.values())  # means and counts
     limit = max(UNFOLDED, 1024 * sent)

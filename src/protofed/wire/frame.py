@@ -189,13 +189,14 @@ def _aligned(flat: Tensor) -> Tensor:
     return flat if flat.data_ptr() % ALIGNMENT == 0 else flat.clone()
 
 
-def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Tensor]:
+def unframed(messages: Sequence[Message], about: MessageLayout, summed: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """The tensors of messages of one layout, side by side along a first axis.
 
     Args:
         messages: the bytes of each. Tensors lie in a copy of them; those of a single `bytearray` lie in it where they are
-            aligned.
+            aligned, or need not be.
         about: the layout that all of them have.
+        summed: how the names of tensors begin that are summed and never multiplied, and so need not be aligned.
 
     Returns:
         the tensors by name.
@@ -217,7 +218,7 @@ def unframed(messages: Sequence[Message], about: MessageLayout) -> dict[str, Ten
             result[name] = torch.empty((1, *shape), dtype=dtype)
         else:
             flat = torch.frombuffer(data, dtype=dtype, count=count, offset=skipped + begin)
-            result[name] = _aligned(flat).view(1, *shape)
+            result[name] = (flat if name.startswith(summed) else _aligned(flat)).view(1, *shape)
     return result
 
 

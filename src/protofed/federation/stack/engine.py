@@ -80,8 +80,8 @@ class StackEngine(PlainEngine):
         """The job of each client. Clients of one audience without a memory share one `Received`."""
         jobs = []
         shared: dict[int, Received] = {}
-        for client, audience in downloads.audience.items():
-            state = self.state(client)
+        states = self.trained_from(downloads.clients)
+        for (client, audience), state in zip(downloads.audience.items(), states, strict=True):
             received = shared.get(audience) if state.memory.empty else None
             if received is None:
                 received = with_memory(self.message(downloads, client), state.memory)
@@ -165,7 +165,7 @@ class StackEngine(PlainEngine):
     def _models(self, downloads: Downloads) -> list[Weights]:
         """The model by which each client is evaluated."""
         if not self.method.predict.tuning:
-            return [self.state(c).weights for c in downloads.clients]
+            return [state.weights for state in self.trained_from(downloads.clients)]
         jobs = []
         for client in downloads.clients:
             received = with_memory(self.message(downloads, client), Bundle())

@@ -80,9 +80,9 @@ class ReceivedByAll:
     """
 
     def __init__(self, messages: Sequence[Received]) -> None:
-        reference = messages[0]
-        same = all(message is reference for message in messages)
-        leaves, self.spec = pytree.tree_flatten(reference)
+        self.reference = messages[0]
+        same = all(message is self.reference for message in messages)
+        leaves, self.spec = pytree.tree_flatten(self.reference)
         columns = list(zip(*(pytree.tree_flatten(m)[0] for m in messages[: 1 if same else None]), strict=True))
         common = [same or _is_one_large_tensor(column) for column in columns]
         self.shared = {k: leaves[k] for k in range(len(leaves)) if common[k]}
@@ -92,6 +92,8 @@ class ReceivedByAll:
 
     def of_one(self, stacked: Sequence[Tensor]) -> Received:
         """One client's message, from its slices of what is stacked."""
+        if not stacked:
+            return self.reference
         rest = iter(stacked)
         leaves = [self.shared[k] if k in self.shared else next(rest) for k in range(self.spec.num_leaves)]
         received: Received = pytree.tree_unflatten(leaves, self.spec)
