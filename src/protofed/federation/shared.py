@@ -73,9 +73,7 @@ class SharedStates(MutableMapping[int, ClientState]):
         extra = _decoded(client, encoded)
         if not self.with_weights:
             return ClientState.of({}, extra, None)
-        architecture = self.owner[client]
-        *pieces, means, counts = self._slot(client, slot).split(self.pieces[architecture])
-        weights = {n: p.view(v.shape) for (n, v), p in zip(self.starts[architecture].items(), pieces, strict=True)}
+        weights, means, counts = self._model(client, slot)
         if not self.banked[3 * client + slot]:
             return ClientState.of(weights, extra, None)
         # copies, because the last bits of a product depend on the alignment of its operands
@@ -85,6 +83,13 @@ class SharedStates(MutableMapping[int, ClientState]):
         else:
             bank = PrototypeBank(means.view(self.bank_shape).clone(), counts.clone())
         return ClientState.of(weights, extra, bank)
+
+    def _model(self, client: int, slot: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The model of a client in one slot, and the means and counts of its prototypes: views."""
+        architecture = self.owner[client]
+        *pieces, means, counts = self._slot(client, slot).split(self.pieces[architecture])
+        start = self.starts[architecture].items()
+        return {name: p.view(value.shape) for (name, value), p in zip(start, pieces, strict=True)}, means, counts
 
     def for_training(self, clients: Sequence[int]) -> dict[int, ClientState]:
         """The states of those of some clients of one architecture that have one. Prototypes, which training does not read,
@@ -96,18 +101,12 @@ class SharedStates(MutableMapping[int, ClientState]):
 
     def _weights(self, clients: Sequence[int]) -> list[dict[str, Tensor]]:
         """The models of some clients of one architecture, which all have one."""
-        architecture = self.owner[clients[0]]
-        start, pieces = self.starts[architecture], self.pieces[architecture][:-2]
-        size = sum(pieces)
-        one = len(clients) == 1
-        rows = (
-            self._slot(clients[0], self.current[clients[0]])[None, :size] if one else self._models(clients, size, start)
-        )
-        columns = [
-            piece.view(len(clients), *value.shape).unbind()
-            for value, piece in zip(start.values(), rows.split(pieces, dim=1), strict=True)
+        if len(clients) == 1:  # which need not be copied
+            return [self._model(clients[0], self.current[clients[0]])[0]]
+        models = self.stacked(clients, self.starts[self.owner[clients[0]]])
+        return [
+            dict(zip(models, values, strict=True)) for values in zip(*map(Tensor.unbind, models.values()), strict=True)
         ]
-        return [dict(zip(start, values, strict=True)) for values in zip(*columns, strict=True)]
 
     def holders(self, clients: Iterable[int]) -> frozenset[int]:
         """Those of the clients that have a state."""
