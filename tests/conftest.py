@@ -21,6 +21,11 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+def pytest_collection_modifyitems(items):
+    """Federations over FLARE wait more than they compute: they begin first, and the other tests fill their time."""
+    items.sort(key=lambda item: item.path.name != "test_over_flare.py")
+
+
 @pytest.fixture(autouse=True)
 def the_same_in_every_run():
     """One thread, and random draws that do not depend on which tests ran before."""
