@@ -258,7 +258,8 @@ def _check_cells(folder: Path, grid: Grid) -> None:
 
 def _check_archive(folder: Path, grid: Grid) -> None:
     """Raise an error where an archive lacks a run: nothing can be run into it."""
-    missing = [cell for cell in grid.cells if cell not in read_summaries(folder)]
+    finished = read_summaries(folder)
+    missing = [cell for cell in grid.cells if cell not in finished]
     if missing:
         raise ProtofedError(f"{folder}: an archive, which has no run {missing[0]}; choose another --out")
 
