@@ -1,4 +1,5 @@
-# make run: when averaging and when prototypes help.  make test: all tests.  Each makes the environment it needs, in .venv.
+# make run: when averaging and when prototypes help.  make test: the tests.  make soak: those that take long.
+# Each makes the environment it needs, in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,8 +9,10 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 DOCS := $(VENV)/.docs
 BROWSER := $(VENV)/.browser
+# Tests in one process more than there are cores, because federations wait for each other.
+SEVERAL := $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal
 
-.PHONY: setup run check test lint docs evidence clean
+.PHONY: setup run check test soak lint docs evidence clean
 
 setup: $(READY)
 
@@ -40,11 +43,14 @@ run: $(READY)
 	$(BIN)/protofed demo
 
 check: lint
-	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not browser"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not browser and not soak"
 
 test: lint $(DOCS) $(BROWSER)
-	$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal # one more than cores: federations wait for each other
+	$(SEVERAL) -m "not soak"
 	$(BIN)/mkdocs build --strict --quiet --site-dir $(VENV)/site
+
+soak: $(TOOLS) $(BROWSER)
+	$(SEVERAL) -m soak
 
 lint: $(TOOLS)
 	$(BIN)/ruff format --check .

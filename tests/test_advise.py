@@ -328,6 +328,7 @@ def test_ctrl_c_leaves_a_partial_answer_and_the_same_call_goes_on(mine, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_killed_at_any_moment_it_goes_on(mine, tmp_path):
     words = [sys.executable, "-m", "protofed", "advise", str(mine), "rounds=20", *QUICK[1:], "lr=0.05"]
     words += ["--methods", "fedavg", "--out", "out", "--budget", "2m"]
@@ -350,6 +351,7 @@ def test_killed_at_any_moment_it_goes_on(mine, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_budget_is_kept_and_what_did_not_fit_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("protofed.experiment.advise.conduct.measured_pace", lambda settings: Pace(0.2, 0.005))
     x = np.random.default_rng(0).normal(size=(150, 20))

@@ -199,7 +199,7 @@ def test_kill_9_of_one_process_of_a_real_command(tmp_path):
 
 def test_a_stopped_comparison_leaves_no_process(tmp_path):
     """Ctrl-C reaches every process of a terminal; the runs end with their parent, and resume gives the same bytes."""
-    settings = {**QUICK, **FIXED, "rounds": 200, "checkpoint_every": 5, "evaluate_every": 50, "limit_test": 40}
+    settings = {**QUICK, **FIXED, "rounds": 20_000, "checkpoint_every": 5, "evaluate_every": 5000, "limit_test": 40}
     words = [*(f"{key}={value}" for key, value in settings.items()), "--no-local", "--seeds", "2", "--jobs", "2"]
     command = [sys.executable, "-m", "protofed", "compare", "fedavg", *words, "--out", str(tmp_path / "c")]
     process = subprocess.Popen(

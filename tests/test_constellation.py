@@ -221,6 +221,7 @@ def test_what_makes_no_sense_is_refused_in_one_line():
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_pretrained_encoder_is_the_common_space_and_stays_as_it_was(tmp_path):
     """Nothing of it is trained or sent; what is stored and exported has it, without the file that it came from."""
     torch.save(published("mobilenetv2"), tmp_path / "w.pth")

@@ -271,7 +271,9 @@ def killed_at(moment, work):
 MOMENTS = [*range(0, 60, 2), *(round(random.Random(k).uniform(0.05, 1.2), 3) for k in range(20))]
 
 
-@pytest.mark.parametrize("moments", [MOMENTS[k::5] for k in range(5)])
+@pytest.mark.parametrize(
+    "moments", [MOMENTS[::5], *(pytest.param(MOMENTS[k::5], marks=pytest.mark.soak) for k in range(1, 5))]
+)
 def test_kill_9_at_fifty_moments_is_bit_equal(moments, stopped, tmp_path):
     _, data, whole = stopped
     for moment in moments:

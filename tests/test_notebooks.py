@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import soak_but
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+QUICK = tuple(NOTEBOOKS[2:])
 
 
 def sources(file: Path, kind: str) -> list[str]:
@@ -24,7 +27,7 @@ def test_there_are_four():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", soak_but(QUICK, NOTEBOOKS), ids=lambda file: file.stem)
 def test_a_notebook_runs(file, tmp_path):
     """The code of all cells, one after another in a process of its own; what a cell ends with is shown, as in a notebook."""
     cells = sources(file, "code")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import soak_but
+
 TESTS = Path(__file__).parent / "flare"
 ALONE = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 
@@ -22,7 +24,7 @@ def alone() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", sorted(file.name for file in TESTS.glob("test_*.py")))
+@pytest.mark.parametrize("file", soak_but("test_flare.py", sorted(file.name for file in TESTS.glob("test_*.py"))))
 def test_federations_over_flare(file, tmp_path):
     if importlib.util.find_spec("nvflare") is None:
         pytest.skip("NVIDIA FLARE is not installed (protofed[deploy])")

@@ -157,14 +157,15 @@ def test_a_target_of_make_installs_what_it_needs_and_no_more(target, needs, tmp_
     )
 
 
-def test_make_check_leaves_out_what_is_marked_and_make_test_nothing(tmp_path):
-    quick, everything = (
-        would_run(target, tmp_path / target, "tools", "docs", "browser") for target in ("check", "test")
+def test_make_check_leaves_out_what_is_marked_and_make_test_what_takes_long(tmp_path):
+    quick, usual, soak = (
+        would_run(target, tmp_path / target, "tools", "docs", "browser") for target in ("check", "test", "soak")
     )
-    assert '-m "not slow and not browser"' in quick and "mypy" in quick and "ruff format --check" in quick
-    assert "not slow" not in everything and "pytest" in everything and "mkdocs build --strict" in everything
-    assert "pip install" not in quick + everything
+    assert '-m "not slow and not browser and not soak"' in quick and "mypy" in quick and "ruff format --check" in quick
+    assert "not slow" not in usual and '-m "not soak"' in usual and "mkdocs build --strict" in usual
+    assert soak.rstrip().endswith("-m soak")  # with the tests of `make test` these are all
+    assert "pip install" not in quick + usual + soak
 
 
-def test_ci_runs_make_test():
-    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().endswith("\nmake test")
+def test_ci_runs_all_tests():
+    assert (ROOT / ".ci" / "run").read_text(encoding="utf-8").rstrip().endswith("\nmake test\nmake soak")

@@ -498,6 +498,7 @@ def test_columns_that_are_archives(call, tmp_path, finished):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_killed_and_resumed(call, tmp_path):
     """A kill in the middle of a cell; `protofed resume` ends it, finished cells untouched, as if it never was."""
     slow = [word for word in TINY if not word.startswith("rounds")] + ["rounds=8", "checkpoint_every=1"]

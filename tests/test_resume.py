@@ -64,6 +64,7 @@ UNLABELLED = ["labels=client", "labels_per_class=3", "refresh=4"]
     ],
 )
 @pytest.mark.slow
+@pytest.mark.soak
 def test_kill_9_and_resume_is_bit_equal(method, engine, more, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     words = [method, *KEYS, *ENGINES[engine], *more]

@@ -55,6 +55,7 @@ def encoded(file: str) -> np.ndarray:
     return np.hstack([numbers, [[float(row["soil"] == soil) for soil in SOILS] for row in rows]]).astype(np.float32)
 
 
+@pytest.mark.soak
 def test_at_most_six_commands(place: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

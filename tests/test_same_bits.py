@@ -184,6 +184,7 @@ def rows_and_tensors(folder):
     return found
 
 
+@pytest.mark.soak
 def test_the_same_command_five_times(tmp_path):
     """With every choice left open, on one core and on two, with other OpenMP settings."""
     keys = ["clients=70", "shot=4", "rounds=2", "hidden=16", "participation=0.95"]
@@ -201,6 +202,7 @@ def test_the_same_command_five_times(tmp_path):
     assert found[0] == found[1] == found[2] == found[3] == found[4]
 
 
+@pytest.mark.soak
 def test_jobs_of_a_comparison_do_not_change_the_bits(tmp_path):
     keys = ["--seeds", "1", "clients=2", "shot=2", "rounds=1", "hidden=600,500"]
     for jobs in ("1", "2"):

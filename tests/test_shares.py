@@ -238,6 +238,7 @@ def test_slurm_gets_one_array_job(tmp_path, monkeypatch):
 
 @needs_submitit
 @pytest.mark.slow
+@pytest.mark.soak
 def test_array_tasks_in_processes_of_this_host(tmp_path, call):
     words = ["fedavg", "--seeds", "1", *(f"{key}={value}" for key, value in GIVEN.items()), "--jobs", "1"]
     code, out, error = call("compare", *words, "--out", tmp_path / "c", "--launcher", "local?parts=2")

@@ -333,6 +333,7 @@ def is_running(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_kill_9_and_resume_gives_the_same_bytes(tmp_path):
     """Killed with two cells under way: finished cells are kept, orphans end, the results are those of one never killed."""
     settings = {**QUICK, **FIXED, "rounds": 40, "checkpoint_every": 4, "evaluate_every": 5, "limit_test": 60}

@@ -122,6 +122,7 @@ def test_the_version_is_written_once() -> None:
     assert version("protofed") == pf.__version__
 
 
+@pytest.mark.soak
 def test_the_quickstart_works(run: Run, folder: Path) -> None:
     """Its commands in their order, each as it is written there but for what makes it short; and a report at the end."""
     assert len(COMMANDS) >= 9 and "--config digits" in COMMANDS[0]
