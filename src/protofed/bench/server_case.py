@@ -7,6 +7,7 @@ that is younger than what it is compared with.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from protofed.wire import Bundle
 
 FOREVER = 10**9
 MOST_UPLOADS = 500  # different uploads; with more clients they repeat
+PRODUCTS = 50  # the steps of FedTGP whose matrix products are measured, five times over
 
 
 class Stopwatch:
@@ -93,6 +95,34 @@ def uploads_of(federation: Any, spec: dict[str, Any]) -> list[bytes]:
     return uploads
 
 
+def products(spec: dict[str, Any]) -> float | None:
+    """The seconds in which all cores could do the matrix products of FedTGP's server step and nothing else.
+
+    A step has six of them, of the classes with the two layers of the network: forward, backward, and the change of the
+    weights. The best of five times is taken with one thread, and the other cores are taken to share the work evenly.
+    """
+    if spec["method"] != "fedtgp":
+        return None
+    classes, d = spec["classes"], spec["dim"]
+    x, y = torch.randn(2, classes, d)
+    layers = torch.randn(2, d, d)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(PRODUCTS):
+            for layer in layers:
+                torch.mm(x, layer.T)
+                torch.mm(y, layer)
+                layer.addmm_(x.T, y, alpha=1e-9)
+        best = min(best, (time.perf_counter() - start) / PRODUCTS)
+    torch.set_num_threads(threads)
+    holders = spec["clients"] * min(classes, spec.get("held", 100))
+    steps = spec["settings"]["server_epochs"] * -(-holders // 10)  # in batches of ten prototypes
+    return best * steps / len(os.sched_getaffinity(0))
+
+
 def main(spec: dict[str, Any]) -> dict[str, Any]:
     """Build the federation and time its rounds.
 
@@ -100,7 +130,7 @@ def main(spec: dict[str, Any]) -> dict[str, Any]:
         spec: the kind (`round` trains; `receive` and `update` are given uploads), the method, sizes and settings.
 
     Returns:
-        the seconds of each round and of its parts, and the memory of all processes.
+        the seconds of each round and of its parts, the memory of all processes, and the seconds of FedTGP's products.
     """
     settings = {
         "data": data_of(spec),
@@ -144,7 +174,7 @@ def main(spec: dict[str, Any]) -> dict[str, Any]:
         rounds.append({"seconds": seconds, "down": sum(record.down.values()), "up": sum(record.up.values())})
     memory = {"before": before["peak"], "peak": tree_memory()["peak"], "shared_once": peak[0]}
     federation.engine.close()
-    return {"rounds": rounds, "memory": memory}
+    return {"rounds": rounds, "memory": memory, "products": products(spec)}
 
 
 if __name__ == "__main__":

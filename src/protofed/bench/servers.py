@@ -146,6 +146,7 @@ def _summary(answers: list[dict[str, Any]], measured: str) -> dict[str, Any]:
         "peak_bytes": min(answer["memory"]["peak"] for answer in answers),
         "before_bytes": min(answer["memory"]["before"] for answer in answers),
         "shared_once_bytes": min(answer["memory"]["shared_once"] for answer in answers),
+        "products": min((answer["products"] for answer in answers if answer.get("products")), default=None),
     }
 
 
@@ -168,7 +169,18 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[s
             cells += ["–"] * 5
         rows.append(cells)
     notes = [f"skipped {r['label']}, {who}: {why}" for r in result["rows"] for who, why in r["skipped"].items()]
-    return header, rows, notes
+    return header, rows, notes + [_bound(row) for row in result["rows"] if row.get(THIS, {}).get("products")]
+
+
+def _bound(row: Mapping[str, Any]) -> str:
+    """What a case's matrix products alone would take, and how much faster than the other checkout that allows."""
+    seconds = row[THIS]["products"]
+    most = (
+        f", so no server that does them can be more than {row[OTHER]['best'] / seconds:.1f} times as fast as the other"
+        if OTHER in row
+        else ""
+    )
+    return f"{row['label']}: the matrix products alone would take {_s(seconds)} s on all cores{most}"
 
 
 def _s(seconds: float) -> str:
