@@ -80,6 +80,15 @@ def test_prototypes_that_nobody_sends_are_scored_after_the_last_rounds(method: s
     assert measured == ([1, 2, 3, 4, 5, 6, 7] if every_round else [3, 4, 5, 6, 7])
 
 
+@pytest.mark.parametrize(
+    ("method", "score", "rounds"), [("fedavg", "never", 0), ("fedavg", "always", 7), ("fedproto", "never", 7)]
+)
+def test_prototypes_that_nobody_sends_are_scored_as_asked(method: str, score: str, rounds: int) -> None:
+    records = list(federation(method, score_prototypes=score))
+    assert sum("accuracy_prototype" in record.metrics for record in records) == rounds
+    assert all("accuracy_head" in record.metrics for record in records)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedproc"])
 def test_workers_score_what_one_process_scores(method: str) -> None:
     """The central test set has two pieces, which workers share; some clients have never taken part."""

@@ -202,9 +202,9 @@ class RecordSettings:
     ] = ""
     silhouette: Annotated[bool, Field(description="measure the embedding space at each evaluation")] = True
     score_prototypes: Annotated[
-        Literal["last", "always"],
+        Literal["last", "always", "never"],
         Field(
-            description="score clients that share a model and are sent no prototypes by their own: last rounds, or always"
+            description="score clients sharing a model and sent no prototypes by their own: last rounds, always or never"
         ),
     ] = "last"
     embedding_measures: Annotated[

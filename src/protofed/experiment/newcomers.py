@@ -37,7 +37,7 @@ def newcomer_figures(settings: Settings, federation: Federation, inputs_of: Inpu
     everybody = replace(data, clients=[*data.clients, *data.newcomers], held_back=[], newcomers=[], client_names=())
     plain = settings.with_general(attack="", filters=(), privacy="", secure="")  # newcomers upload nothing
     round = federation.round + 1
-    options = replace(federation.evaluation, votes=False, silhouette=0)
+    options = replace(federation.evaluations.options, votes=False, silhouette=0, drawn=0)
 
     def scored(chosen: Settings, state: Any) -> dict[str, Any]:
         _, inputs, _ = inputs_of(chosen, everybody)

@@ -67,5 +67,5 @@ class TrainedClients:
         """What some clients have learnt, as the judge would meet them after this round."""
         federation = self.federation
         downloads, _ = federation.downloads(clients, federation.round + 1, federation.method.predict.reads)
-        candidates = federation.evaluation.candidates
+        candidates = federation.evaluations.options.candidates
         return gather(self.engine, downloads, self.inputs.models, federation.data, candidates)

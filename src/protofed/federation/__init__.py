@@ -2,6 +2,7 @@
 
 from . import checkpoint, scale
 from .optimiser import LocalSettings
-from .rounds import Federation, Record
+from .records import Record
+from .rounds import Federation
 
 __all__ = ["Federation", "LocalSettings", "Record", "checkpoint", "scale"]

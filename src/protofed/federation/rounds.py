@@ -8,8 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,8 +16,6 @@ import torch
 from .. import seeds, wire
 from ..data.types import FederatedData
 from ..errors import ProtofedError
-from ..evaluate import Board, Scores, ensemble, pooled_measures, pooled_silhouette, summarise, whole_set
-from ..evaluate.confusion import PREDICTIONS
 from ..evaluate.pseudo import pooled
 from ..methods.base import Method
 from ..methods.client import Weights
@@ -31,47 +28,18 @@ from ..wire import Bundle
 from . import selection
 from .batches import client_size
 from .engine import Downloads, Engine
+from .evaluations import SHAPE_CLIENTS, Evaluations, ScorePrototypes, predictions_of
 from .guard import FACTOR, Guard, Inspection, norms_of, problem_of
 from .judge import Evaluation
-from .local import Outcome
 from .mixed import for_architecture
+from .records import Receipt, Record, mean_terms, mean_values
 from .secure import SecureEngine, SecureSums, SimulatedParties, check_participants, check_secure, total_of_round
 from .uploads import as_upload, prefixed
 from .workers import WorkerEngine
 
 log = logging.getLogger("protofed")
-SHAPE_CLIENTS = 20  # clients whose embedding space is measured, which takes time at each evaluation
 CHUNK, CHUNK_BYTES = 2, 2**26  # uploads are read in chunks of at least this number and these bytes
 FEWER = 8  # times fewer bytes where only weights return, which are added one by one, so that chunks change no bit
-
-
-@dataclass
-class Record:
-    """What happened in one round."""
-
-    round: int
-    participants: list[int]
-    dropped: dict[int, str]
-    loss: float
-    terms: dict[str, float]
-    up: Counter[str]
-    down: Counter[str]
-    seconds: float = 0.0
-    board: Board | None = None
-    """The scores of the clients that were evaluated, in columns."""
-    absent: list[int] = field(default_factory=list)
-    """The clients that were not evaluated: attackers, and those that could not be reached or would not."""
-    validation: Board | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    measures: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    """What the server did beside the method's equations, such as keeping its last good state, as sentences."""
-    snapshot: bool = False
-
-    @cached_property
-    def scores(self) -> list[Scores] | None:
-        """The scores of the clients that were evaluated, in the order of the clients; None where none was."""
-        return None if self.board is None else list(self.board.values())
 
 
 class Federation:
@@ -100,7 +68,7 @@ class Federation:
         ensemble: bool = False,
         architectures: Sequence[str] = (),
         silhouette: bool = False,
-        score_prototypes: Literal["last", "always"] = "always",
+        score_prototypes: ScorePrototypes = "always",
         embedding: bool = False,
         snapshots: int = 0,
         filters: Sequence[Filter] = (),
@@ -125,7 +93,7 @@ class Federation:
             ensemble: Whether the vote of all clients on the shared test set is scored.
             silhouette: Whether the silhouette of some clients' embeddings is measured.
             score_prototypes: Whether clients that share a model and are sent no prototypes are scored by prototypes of their
-                own, for which each has to run its training samples, in the last rounds only or always.
+                own, for which each has to run its training samples: in the last rounds only, always or never.
             embedding: Whether retrieval and few-shot accuracy of the embeddings are measured after the last round.
             filters: What is done to every upload on its way to the server.
             snapshots: The number of evaluations whose embeddings are kept.
@@ -139,13 +107,18 @@ class Federation:
         self.attackers = frozenset(c for f in self.filters if isinstance(f, Attackers) for c in f.clients)
         self.participation, self.choice, self.evaluate_every = participation, choice, evaluate_every
         self.capability = torch.tensor(capability or [1.0] * len(data.clients))
-        self.evaluation = Evaluation("test", candidates, ensemble, SHAPE_CLIENTS if silhouette else 0)
-        self.drawn = SHAPE_CLIENTS if silhouette else 0
-        self.score_prototypes = score_prototypes
-        self.evaluated = frozenset(evaluated_rounds(rounds, evaluate_every, evaluate_last))
-        self.embedding = embedding
-        self.measured = rounds - evaluate_last  # after this round also what takes longer is measured
-        self.snapshot_rounds = _spread(sorted(self.evaluated), snapshots)
+        shaped = SHAPE_CLIENTS if silhouette else 0
+        self.evaluations = Evaluations(
+            method,
+            data,
+            rounds,
+            every=evaluate_every,
+            last=evaluate_last,
+            options=Evaluation("test", candidates, ensemble, silhouette=shaped, drawn=shaped),
+            score_prototypes=score_prototypes,
+            embedding=embedding,
+            snapshots=snapshots,
+        )
         self.architectures = tuple(architectures)
         self.mixed = len(engine.starts) > 1
         starts = [prefixed(start, k) if self.mixed else start for k, start in enumerate(engine.starts)]
@@ -162,7 +135,7 @@ class Federation:
             check_participants(secure.rules, selection.participants_per_round(participation, len(data.clients)))
         sizes = {"classes": data.num_classes, "dim": engine.dim, "clients": len(data.clients)}
         self.expected = [self.exchange.expected("up", sizes, start) for start in engine.starts]
-        self.predictions = _predictions(method, data)
+        self.predictions = predictions_of(method, data)
         guard = guard if self.exchange.travels else 0  # a client by itself cannot spoil anything for others
         judged = guard > 0 and secure is None and all(filter.guarded for filter in self.filters)
         self.guarded = guard > 0
@@ -193,6 +166,7 @@ class Federation:
         states = self.engine.export()
         self.engine.close()
         self.engine, self.data = self._with_parties(engine), data
+        self.evaluations = replace(self.evaluations, data=data)
         self.engine.restore(states)
 
     def _size(self, client: int) -> int:
@@ -240,10 +214,10 @@ class Federation:
             self._update(running, round, notes)
         self.round = round
         left_out = received.dropped.keys() | self.attackers
-        terms = _mean_terms([o for c, o in received.outcomes.items() if c not in left_out])
+        terms = mean_terms([o for c, o in received.outcomes.items() if c not in left_out])
         loss = sum(terms.values()) if terms else math.nan
         measures = pooled([o.pseudo for o in received.outcomes.values()])
-        measures |= _mean_values([o.measures for o in received.outcomes.values()])
+        measures |= mean_values([o.measures for o in received.outcomes.values()])
         measures |= self.method.describe(self.state, round).numbers
         for filter in self.filters:
             measures |= filter.describe(self.most_often(round), self.exchange)
@@ -256,7 +230,7 @@ class Federation:
         )
         record.notes += received.notes
         record.seconds = time.perf_counter() - start_time
-        if round in self.evaluated:
+        if round in self.evaluations.evaluated:
             self._evaluate(record)
         return record
 
@@ -473,140 +447,5 @@ class Federation:
         clients = range(len(self.data.clients))
         honest = sorted(set(clients) - self.attackers) if self.attackers else clients
         downloads, _ = self.downloads(honest, record.round + 1, self.method.predict.reads)
-        by = self.method.predict.by
-        record.snapshot = record.round in self.snapshot_rounds
-        last = record.round > self.measured
-        own = replace(self.evaluation, prototypes=last or self.evaluation.votes or self._prototypes_needed())
-        options = replace(own, snapshot=record.snapshot, qualities=last, drawn=self.drawn)
-        if self.embedding and record.round == self.rounds:
-            options = replace(options, embedding=True, pool=SHAPE_CLIENTS)
-        board = Board.of(self.engine.evaluate(downloads, options))
-        record.absent = sorted(set(clients).difference(board.clients))
-        if not board:
-            log.warning("round %d: no client could be evaluated", record.round)
-            return
-        architectures = [self.architectures[client] for client in board] if self.architectures else ()
-        predictions = [prediction for prediction in self.predictions if board.by(prediction).present.all()]
-        record.metrics = summarise(board, self.data.class_values, architectures, by, predictions)
-        record.metrics |= self._of_all_clients(board, predictions)
-        board = board.without("drawn")
-        if options.embedding:
-            record.metrics |= pooled_measures([s.pool for s in board.values() if s.pool is not None])
-            board = board.without("pool")
-        if options.votes and self.data.central_test is not None:
-            votes = ensemble(board.values(), self.data.central_test.labels)
-            record.metrics |= {f"ensemble_{prediction}": votes[f"ensemble_{prediction}"] for prediction in predictions}
-            board = board.without("votes")
-        record.board = board
-        beside = replace(own, votes=False, silhouette=0)
-        record.metrics |= self._attack_success(downloads, beside)
-        record.metrics |= self._unseen(downloads, beside, predictions)
-        if all(c.validation is not None for c in self.data.clients):
-            record.validation = Board.of(self.engine.evaluate(downloads, replace(beside, part="validation")))
-            if not record.validation:
-                return
-            figures = summarise(record.validation, prediction=by, predictions=predictions)
-            record.metrics |= {
-                f"validation_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions
-            }
-            record.metrics["validation"] = figures["accuracy"]
-
-    def _prototypes_needed(self) -> bool:
-        """Whether every evaluation scores predictions by prototype: unless clients share a model and no prototypes travel.
-
-        Clients of such a method would compute their prototypes for it alone, by a pass of all clients over their training
-        samples, and do so after the last rounds, whose figures are the run's.
-        """
-        if self.score_prototypes == "always" or self.method.predict.by != "head":
-            return True
-        return self.exchange.prototypes or self.exchange.keeps_model
-
-    def _of_all_clients(self, board: Board, predictions: Sequence[str]) -> dict[str, float]:
-        """The silhouette of all clients together and, where they share one model, its accuracy on the whole test set."""
-        measures = pooled_silhouette([d["drawn"] for d in board.details.values() if "drawn" in d])
-        predict = self.method.predict
-        own = self.exchange.keeps_model or predict.tuning or predict.common or self.mixed
-        if own or not self._shared_weights() or self.data.central_test is None:
-            return measures
-        return measures | whole_set(board, self.data.central_test.labels, predictions)
-
-    @cached_property
-    def _further_tests(self) -> dict[str, frozenset[int]]:
-        """The clients that have triggered test samples, and those that are tested on a domain that no client holds."""
-        members = list(enumerate(self.data.clients))
-        parts = ("triggered", "unseen")
-        return {part: frozenset(c for c, data in members if getattr(data, part) is not None) for part in parts}
-
-    def _holders(self, part: str, downloads: Downloads) -> list[int]:
-        """The clients that have further test samples of one kind."""
-        holders = self._further_tests[part]
-        return [client for client in downloads.clients if client in holders] if holders else []
-
-    def _unseen(self, downloads: Downloads, options: Evaluation, predictions: Sequence[str]) -> dict[str, float]:
-        """The clients' mean accuracies on the domain that no client holds."""
-        clients = self._holders("unseen", downloads)
-        if not clients:
-            return {}
-        scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="unseen")))
-        figures = summarise(scores, prediction=self.method.predict.by, predictions=predictions)
-        return {f"unseen_{prediction}": figures[f"accuracy_{prediction}"] for prediction in predictions}
-
-    def _attack_success(self, downloads: Downloads, options: Evaluation) -> dict[str, float]:
-        """The share of test samples with a trigger that clients take for the class that an attacker wants."""
-        clients = self._holders("triggered", downloads)
-        if not clients:
-            return {}
-        scores = Board.of(self.engine.evaluate(downloads.only(clients), replace(options, part="triggered")))
-        return {"attack_success": summarise(scores, prediction=self.method.predict.by, predictions=())["accuracy"]}
-
-
-@dataclass
-class Receipt:
-    """What the server received in a round: every client's outcome without its upload, the dropped clients with the
-    reason, and the bytes. `asked` has those that it sent while it received, in secure sums."""
-
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    dropped: dict[int, str] = field(default_factory=dict)
-    bytes: Counter[str] = field(default_factory=Counter)
-    asked: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-
-
-def _predictions(method: Method, data: FederatedData) -> tuple[str, ...]:
-    """The predictions that are scored: by head, unless no head is trained; by prototype, unless nobody ever has one; and by
-    both, where the method mixes them."""
-    prototypes_sent = method.exchange.prototypes or method.predict.by != "head"
-    prototypes = prototypes_sent or any(len(c.labelled) for c in data.clients)
-    mixes = method.predict.by == "mix"
-    return tuple(
-        prediction
-        for prediction, possible in zip(PREDICTIONS, (method.predict.trains_head, prototypes, mixes), strict=True)
-        if possible
-    )
-
-
-def evaluated_rounds(rounds: int, every: int, last: int) -> set[int]:
-    """The rounds that are evaluated: the multiples of `every`, and the `last` ones at the end."""
-    return {*range(every, rounds + 1, every), *range(max(1, rounds - last + 1), rounds + 1)}
-
-
-def _spread(evaluated: Sequence[int], number: int) -> frozenset[int]:
-    """`number` of the evaluated rounds at even distances, the first and the last among them."""
-    if number < 2 or len(evaluated) <= number:
-        return frozenset(evaluated[-number:] if number else ())
-    return frozenset(evaluated[round(k * (len(evaluated) - 1) / (number - 1))] for k in range(number))
-
-
-def _mean_terms(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """The mean of each loss term over clients, which all have the same weight."""
-    names = list(dict.fromkeys(name for o in outcomes for name in o.terms))
-    return {name: sum(o.terms.get(name, 0.0) for o in outcomes) / len(outcomes) for name in names}
-
-
-def _mean_values(measures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each number over those that have it."""
-    values: dict[str, list[float]] = {}
-    for entry in measures:
-        for name, value in entry.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(column) / len(column) for name, column in values.items()}
+        shared = bool(self._shared_weights()) and not self.mixed
+        self.evaluations.run(record, self.engine, downloads, self.predictions, self.architectures, shared)
