@@ -106,6 +106,12 @@ def test_the_local_of_a_sweep_has_the_same_settings():
     assert local_of(rows[3], [*rows, plain]) is plain and local_of(rows[2], [*rows, plain]) is rows[1]
 
 
+def test_the_only_local_of_a_table_is_compared_with():
+    """Presets give Local a network of its own, where the method has none that Local could train."""
+    rows = [row("local", [0.5], {"model.name": "resnet9"}), row("fedsap", [0.6]), row("fedavg", [0.6], {"epochs": 2})]
+    assert [local_of(one, rows) for one in rows] == [None, rows[0], rows[0]]
+
+
 def test_a_control_is_the_same_method_and_settings():
     method, own = row("fedapa", [0.7], {"lr": 1}), row("fedapa control=own", [0.6], {"lr": 1, "control": "own"})
     other = row("fedapa control=own lr=2", [0.6], {"lr": 2, "control": "own"})

@@ -105,11 +105,14 @@ def local_of(row: Row, rows: Sequence[Row]) -> Row | None:
     """The Local that a variant is compared with; None where there is none, or where the variant is Local itself.
 
     In a sweep this is the one whose settings are all the variant's own: `fedsap lr=0.1 scale=8` is compared with
-    `local lr=0.1`.
+    `local lr=0.1`. Where none is, and there is one Local only, it was put there to be compared with.
     """
     if row.is_local:
         return None
-    fitting = [r for r in rows if r.is_local and all(row.settings.get(k) == v for k, v in r.settings.items())]
+    every = [r for r in rows if r.is_local]
+    fitting = [r for r in every if all(row.settings.get(k) == v for k, v in r.settings.items())]
+    if not fitting and len(every) == 1:
+        return every[0]
     return max(fitting, key=lambda r: len(r.settings), default=None)
 
 
