@@ -342,7 +342,7 @@ def test_the_processors_time_of_a_process_and_its_children():
 
 
 # --- evaluation ---------------------------------------------------------------------------------------------------------
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_evaluation_is_measured_beside_its_training_and_beside_a_checkout(monkeypatch):
     cases = [case for case in evaluation.CASES if case.name in ("tests", "shared, last rounds", "many")]
     monkeypatch.setattr(evaluation, "CASES", cases)
@@ -371,7 +371,7 @@ def test_around_evaluates_every_round_whatever_a_checkout_does_with_the_last_one
     assert all(case["settings"]["evaluate_every"] == 1 for case in around.CASES.values())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_around_times_a_run_of_any_checkout(tmp_path):
     from protofed.bench import around
 

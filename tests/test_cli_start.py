@@ -85,6 +85,7 @@ def test_every_public_name_is_there():
         _ = pf.nothing
 
 
+@pytest.mark.soak
 def test_every_room_can_be_the_first_to_be_loaded():
     """No room relies on another having been loaded before: each is loaded by a fork of a process that has torch alone."""
     names = [module.name for module in pkgutil.iter_modules(pf.__path__, "protofed.") if "__main__" not in module.name]

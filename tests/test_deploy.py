@@ -203,7 +203,7 @@ def test_names_of_sites_stand_in_the_results(nodes, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedproto", "fedavg", "fedapa", "constellation"])
-@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("kept", [1, pytest.param(3, marks=pytest.mark.soak)])
 @pytest.mark.slow
 def test_a_server_that_was_stopped_goes_on_with_the_same_bits(method, kept, nodes, tmp_path):
     keys = {**KEYS, "rounds": 7, "checkpoint_every": kept}

@@ -217,7 +217,7 @@ def test_classifiers_are_whole_networks_that_predict_as_the_judge_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("train", ["head", "all"])
+@pytest.mark.parametrize("train", ["head", pytest.param("all", marks=pytest.mark.soak)])
 def test_published_weights_are_in_the_folder(train: str, tmp_path: Path) -> None:
     file = tmp_path / "weights.pth"
     network = models.build("resnet18", (3, 32, 32), 3, stem="imagenet", embedding=None)
