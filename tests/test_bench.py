@@ -42,7 +42,7 @@ def quick(tmp_path_factory):
         return run_bench(["mlp-digits", "many"], quick=True, repeats=2, **files), folder
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_json_file_holds_everything(quick):
     results, folder = quick
     assert json.loads((folder / "bench.json").read_text()) == results
@@ -51,7 +51,7 @@ def test_the_json_file_holds_everything(quick):
     assert list(results["workloads"]) == ["mlp-digits", "many"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_contenders_took_part(quick):
     found = quick[0]["workloads"]["mlp-digits"]
     assert found["skipped"] == {}
@@ -62,7 +62,7 @@ def test_all_contenders_took_part(quick):
     assert auto["engine"] in ("loop", "stack", "workers")  # what was chosen stands there
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_everything_follows_from_the_seconds(quick):
     found = quick[0]["workloads"]["mlp-digits"]
     contenders = found["contenders"]
@@ -88,7 +88,7 @@ def test_everything_follows_from_the_seconds(quick):
     assert len(sweep) == len(batches(TRAINING["mlp-digits"].quick())) and sweep == sorted(sweep)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_compares_like_with_like(quick):
     found = quick[0]["workloads"]["many"]
     many, few = found["rows"].values()
@@ -99,7 +99,7 @@ def test_many_compares_like_with_like(quick):
     assert "bytes_per_idle_client" in found
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_markdown_has_a_row_for_each_contender(quick):
     results, folder = quick
     text = (folder / "bench.md").read_text()

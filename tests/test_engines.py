@@ -425,8 +425,8 @@ def test_skeleton_in_channels_last_gives_the_same_outputs():
     torch.testing.assert_close(Skeleton(module, channels_last=True).outputs(x), plain, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedsap", pytest.param("fedavg", marks=pytest.mark.soak)])
-@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedsap", "fedavg"])
+@pytest.mark.soak
 def test_two_ranks_by_torchrun_give_the_numbers_of_one_process(method, tmp_path):
     keys = [
         "clients=5",

@@ -13,7 +13,7 @@ from support.marks import soak_but
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-QUICK = tuple(NOTEBOOKS[2:])
+QUICK = tuple(NOTEBOOKS[3:])
 
 
 def sources(file: Path, kind: str) -> list[str]:
