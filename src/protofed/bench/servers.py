@@ -169,7 +169,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]], list[s
             cells += ["–"] * 5
         rows.append(cells)
     notes = [f"skipped {r['label']}, {who}: {why}" for r in result["rows"] for who, why in r["skipped"].items()]
-    return header, rows, notes + [_bound(row) for row in result["rows"] if row.get(THIS, {}).get("products")]
+    bounded = (row for row in result["rows"] if row["label"] in FASTER and row.get(THIS, {}).get("products"))
+    return header, rows, notes + [_bound(row) for row in bounded]
 
 
 def _bound(row: Mapping[str, Any]) -> str:
