@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from protofed.errors import ProtofedError
 from protofed.experiment.claims import PAPERS, Evidence, Finding, claims_page, load_claims, read_claims, verdict_of
-from protofed.experiment.claims.evidence import changed_settings
+from protofed.experiment.claims.evidence import changed_column
 from protofed.experiment.reproduce import load_preset
 from protofed.results.archive import read_summaries
 from protofed.results.columns import Column
@@ -192,14 +192,14 @@ def test_the_row_of_one_round(tmp_path):
 def test_settings_that_a_preset_has_otherwise_today(tmp_path):
     name, column = "fedsap/table4", "CIFAR-100 n=10"
     folder = RESULTS / "fedsap-table4-laptop/cifar-100-n-10"
-    before = changed_settings(load_preset(name), column, "laptop", folder)
+    before = changed_column(load_preset(name), column, "laptop", folder)
     shutil.copytree(folder, tmp_path / "c")
     record = json.loads((folder / "comparison.json").read_text())
     cell = record["settings"]["neither-seed1234"]
     cell |= {"lr": 5.0, "threads": 99, "checkpoint_every": 3}  # of which the last two change no result
     del cell["rounds"]  # as if there had been no such setting, and today's value is not the default
     (tmp_path / "c/comparison.json").write_text(json.dumps(record))
-    after = changed_settings(load_preset(name), column, "laptop", tmp_path / "c")
+    after = changed_column(load_preset(name), column, "laptop", tmp_path / "c")
     assert set(after) - set(before) == {"lr", "rounds"}
 
 

@@ -110,6 +110,7 @@ def test_compare_ends_with_a_table_that_has_local(call, tmp_path):
     assert code == 0
     for word in ("local", "fedproto", "fedsap", "±", "head", "prototype", "2 seeds", "run folders: c"):
         assert word in out
+    assert out.splitlines()[0] == "6 runs, with 2 seeds: 1234, 1235", "before the first run, for who meant a seed"
     table = (tmp_path / "c/table.md").read_text()
     assert table.count("**") >= 4 and len([line for line in table.splitlines() if line.startswith("|")]) == 5
     assert "| method | head | prototype |" in table, "fedproto's prototypes do not stand beside fedsap's head"

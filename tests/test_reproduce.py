@@ -482,6 +482,25 @@ def test_a_changed_preset_does_not_continue_old_runs(call, tmp_path, finished):
 
 
 @pytest.mark.slow
+def test_a_folder_of_a_version_that_had_fewer_settings(call, tmp_path, finished):
+    """A setting that was not there then had its default: at the default the folder is continued, otherwise refused."""
+    shutil.copytree(finished, tmp_path / "here")
+    file = tmp_path / "here/cifar-100-n-10/comparison.json"
+    record = json.loads(file.read_text())
+    for settings in record["settings"].values():
+        del settings["classes_appear"]
+    file.write_text(json.dumps(record))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "here").rglob("summary.json")}
+    code, _, err = call("fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1)
+    assert code == 0, err
+    assert before and before == {path: path.stat().st_mtime_ns for path in (tmp_path / "here").rglob("summary.json")}
+    del record["settings"]["both-seed1234"]["rounds"]
+    file.write_text(json.dumps(record))
+    code, _, err = call("fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1)
+    assert code == 2 and "both-seed1234: begun with rounds=" in err
+
+
+@pytest.mark.slow
 def test_columns_that_are_archives(call, tmp_path, finished):
     """The table is written from archives as from runs; what an archive does not have is refused in one line."""
     words = ["fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -137,18 +137,33 @@ class RunWatch:
             self.console.print(f"{self.label} round {record.round}/{rounds}  {note}  {spent:.1f} s, {left:.0f} s left")
 
 
+def runs_line(cells: int, seeds: Sequence[int]) -> str:
+    """What a comparison is about to run, so that whoever mistook a number of seeds for a seed sees it at once.
+
+    >>> runs_line(6, [1234, 1235, 1236])
+    '6 runs, with 3 seeds: 1234 to 1236'
+    """
+    first, last, count = seeds[0], seeds[-1], len(seeds)
+    in_row = count > 2 and list(seeds) == list(range(first, last + 1))
+    names = f"{first} to {last}" if in_row else ", ".join(map(str, seeds))
+    words = "seed" if count == 1 else f"{count} seeds:"
+    return f"{cells} run{'s' * (cells != 1)}, with {words} {names}"
+
+
 class CompareWatch:
     """A watcher that shows the progress of a comparison: of the whole, and of each cell that is under way."""
 
-    def __init__(self, console: Console, cells: int) -> None:
-        self.console, self.cells = console, cells
+    def __init__(self, console: Console, cells: int, seeds: Sequence[int] = ()) -> None:
+        self.console, self.cells, self.seeds = console, cells, seeds
         self.finished = 0
         self.progress: Progress | None = None
         self.tasks: dict[str, TaskID] = {}
 
     @contextmanager
     def live(self) -> Iterator[CompareWatch]:
-        """Within this context a terminal shows the progress bars."""
+        """Say how many runs there are with which seeds; within this context a terminal shows the progress bars."""
+        if self.seeds:
+            self.console.print(runs_line(self.cells, self.seeds), markup=False, soft_wrap=True)
         if not self.console.is_terminal:
             yield self
             return

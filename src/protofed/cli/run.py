@@ -171,7 +171,7 @@ def _run_grid(
             _print_comparison(gathered(grid, ComparisonFolder(folder)))
         return
     cells = grid.cells if chosen is None else chosen.of_cells(grid.cells)
-    with CompareWatch(make_console(), len(cells)).live() as watch:
+    with CompareWatch(make_console(), len(cells), grid.seeds).live() as watch:
         result = run_grid(grid, out=folder, jobs=jobs, watch=watch, part=chosen)
     _print_comparison(result)
 
@@ -309,7 +309,7 @@ def _reproduce(plan: Plan, folder: Path, jobs: int | None, part: str | None = No
     if chosen is not None:
         parts = parts_of_columns(plan, chosen)
         cells = sum(len(parts[column].of_cells(plan.grids[column].cells)) for column in plan.columns)
-    with CompareWatch(console, cells).live() as watch:
+    with CompareWatch(console, cells, plan.seeds).live() as watch:
         result = run_plan(plan, out=folder, jobs=jobs, watch=watch, part=chosen)
     for title, (header, *lines) in result.tables():
         table = Table(title=Text(title), title_justify="left")
@@ -351,9 +351,9 @@ def resume(folder: Path, jobs: Jobs = None, part: PartOption = None, load: Load 
     if reproductions.is_reproduction(folder):
         _reproduce(reproductions.resumed_plan(folder), folder, jobs, part)
     elif is_comparison(folder):
-        chosen, cells = parse_part(part), read_comparison(folder).cells
-        count = len(cells if chosen is None else chosen.of_cells(cells))
-        with CompareWatch(make_console(), count).live() as watch_cells:
+        chosen, grid = parse_part(part), read_comparison(folder)
+        cells = grid.cells if chosen is None else chosen.of_cells(grid.cells)
+        with CompareWatch(make_console(), len(cells), grid.seeds).live() as watch_cells:
             result = resume_comparison(folder, jobs=jobs, watch=watch_cells, part=chosen)
         _print_comparison(result)
     elif part is not None:

@@ -13,18 +13,17 @@ from ...results.comparison import ComparisonFolder
 from ...results.gains import Gain, gain_over
 from ...results.read import read_folder, read_rows
 from ...results.rows import FIGURE
-from ...results.tables import flat, setting_text
+from ...results.tables import setting_text
 from ..compare import is_comparison
 from ..general import EngineSettings, RecordSettings
+from ..reproduce.changes import changed_settings
 from ..reproduce.ledger import folder_name, matching_row, measured_in, row_entries
 from ..reproduce.planning import column_grid
 from ..reproduce.preset import SERVER, SIZES, Preset, Size, load_preset, measure_column
-from ..settings import resolve
 from .claim import Claim, Comparison
 from .verdict import Finding
 
 UNJUDGED = {field.name for kind in (EngineSettings, RecordSettings) for field in fields(kind)} - {"candidates"}
-SCALING, RENAMED = "data.standardise", {"true": "all", "false": "none"}  # what its values were called before 0.2
 COMPARED = "compared"  # the name of the number of two rows that are compared by different measures
 
 
@@ -61,7 +60,7 @@ class Evidence:
         size = next((size for size in SIZES if name and folder.parent.name == folder_name(name, size)), None)
         if size is None:
             return ""
-        changed = changed_settings(self._preset(name), column, size, folder)
+        changed = changed_column(self._preset(name), column, size, folder)
         since = f", which has since changed {', '.join(changed)}" if changed else ""
         return f"`protofed reproduce {name}`{since}"
 
@@ -146,7 +145,7 @@ class Evidence:
         )
 
 
-def changed_settings(preset: Preset, column: str, size: Size, folder: Path) -> list[str]:
+def changed_column(preset: Preset, column: str, size: Size, folder: Path) -> list[str]:
     """The settings in which a preset's column differs today from the runs in a folder, but for those of speed and record.
 
     Args:
@@ -164,12 +163,8 @@ def changed_settings(preset: Preset, column: str, size: Size, folder: Path) -> l
     for cell, settings in column_grid(preset, column, size, [seed], {}).cells.items():
         if cell not in stored:
             continue
-        default = flat(resolve(settings.method.name, {}).to_dict())
-        now, then = flat(settings.to_dict()), flat(stored[cell])
-        if then.get(SCALING) in RENAMED:
-            then[SCALING] = RENAMED[then[SCALING]]
-        differs = (k for k, value in now.items() if value != (then[k] if k in then else default.get(k, value)))
-        changed |= dict.fromkeys(k for k in differs if k.partition(".")[0] not in UNJUDGED)
+        keys = changed_settings(settings, stored[cell])
+        changed |= dict.fromkeys(key for key in keys if key.partition(".")[0] not in UNJUDGED)
     return [key.replace("method.", "") for key in changed]
 
 

@@ -36,8 +36,8 @@ class Plan:
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds, which are the same for all columns."""
-        return next(iter(self.grids.values())).seeds
+        """The seeds, which are the same for all columns; none where nothing is run."""
+        return next((grid.seeds for grid in self.grids.values()), [])
 
 
 def plan(

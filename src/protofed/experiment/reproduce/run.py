@@ -36,6 +36,7 @@ from ..compare import (
     run_grid,
 )
 from ..settings import Settings
+from .changes import changed_settings
 from .planning import Plan, column_grid, plan
 from .preset import slug
 from .table import Reproduction, differences, markdown_table
@@ -246,14 +247,9 @@ def _watch_of_column(watch: Watch | None, column: str) -> Callable[[Progress], N
 def _check_cells(folder: Path, grid: Grid) -> None:
     """Raise an error where cells were begun with other settings. There may be more seeds than before, or fewer."""
     stored = ComparisonFolder(folder).read().settings
-    current = json.loads(grid.record().to_json())["settings"]
-    for cell in stored.keys() & current.keys():
-        for key in stored[cell].keys() | current[cell].keys():
-            if stored[cell].get(key) != current[cell].get(key):
-                raise ProtofedError(
-                    f"{folder / cell}: begun with {key}={stored[cell].get(key)!r}, now it is {current[cell].get(key)!r}; "
-                    "choose another --out"
-                )
+    for cell, settings in grid.cells.items():
+        for key, (then, now) in changed_settings(settings, stored.get(cell) or settings.to_dict()).items():
+            raise ProtofedError(f"{folder / cell}: begun with {key}={then}, now it is {now}; choose another --out")
 
 
 def _check_archive(folder: Path, grid: Grid) -> None:
