@@ -46,7 +46,7 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="The run folder to
 Load = Annotated[
     list[Path] | None, typer.Option("--load", help="A Python file that registers methods, models or data of your own.")
 ]
-Seeds = Annotated[str, typer.Option(help="How many seeds, or which: 3, 1234,1235 or 1234-1236.")]
+Seeds = Annotated[str, typer.Option(help="How many seeds, or which: 3; 1234,1235; 1234-1236; 77, for one alone.")]
 Columns = Annotated[str | None, typer.Option(help="The table's columns: head,weighted_prototype,seconds and so on.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; default: as many as there are cores.")]
 
