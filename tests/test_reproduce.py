@@ -58,7 +58,7 @@ def settings(name, column, size, row=0):
 # --- every preset -----------------------------------------------------------------------------------------------------
 def test_the_papers_tables_are_there():
     wanted = {
-        "fedsap": "table1 table2 table3 table4 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 pretrained",
+        "fedsap": "table1 table2 table3 table4 fig2 fig3 fig4 fig5 fig6 fig7 fig8 fig9 fig10 pretrained",
         "fedpagr": "table1 table2 pretrained cost",
         "fedapa": "table2 table3 table4 table5 fig4 fig5 fig6 fig7 fig8 few activity",
         "fedarpl": "table1 table2 table4 table5 table6 table7 fig2 fig3 fig4 fig5a fig5b fig5c fig5d fig6 fig7 cost cifar10",
@@ -94,6 +94,17 @@ def test_columns_differ_in_their_settings():
                 given = [json.dumps(preset.settings(column, size), sort_keys=True) for column in preset.file.columns]
                 doubled = len(given) - len(set(given))
                 assert doubled == 0, f"{name} {size}"
+
+
+def test_the_table_of_a_column_has_the_presets_measures_first():
+    columns = {name: plan(name, seeds=1) for name in ("fedarpl/table1", "fedsap/fig4", "fedsap/table1")}
+    shared, picture, usual = (next(iter(p.grids.values())).columns for p in columns.values())
+    costs = ["bytes_up", "bytes_down", "seconds"]
+    assert shared == ["whole_head", "accuracy_head", "accuracy_prototype", *costs]
+    gains = ["gain_head", "gain_prototype"]  # where Local is among the rows
+    assert picture == ["pooled_silhouette", "silhouette", "accuracy_head", "accuracy_prototype", *gains, *costs]
+    assert usual is None  # the default columns have all that is measured
+    assert load_preset("fedarpl/fig4").table_columns("laptop") == shared  # without what the server keeps
 
 
 # --- what a table must have, whatever its paper has -------------------------------------------------------------------

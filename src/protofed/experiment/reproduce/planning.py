@@ -124,6 +124,6 @@ def column_grid(
         raise ProtofedError(f"{preset.name} compares {', '.join(absent)}, which is not among the methods here")
     settings = combine(preset.settings(column, size), overrides)
     try:
-        return make_grid(rows, seeds=seeds, given=settings)
+        return make_grid(rows, seeds=seeds, given=settings, columns=preset.table_columns(size))
     except ProtofedError as error:
         raise ProtofedError(f"{preset.name}, {column}: {error}") from None

@@ -20,7 +20,8 @@ from typing import Any, Literal, TypeVar
 import pydantic
 
 from ...errors import ProtofedError, first_problem, unknown
-from ...results.columns import Column, parse_column
+from ...evaluate.confusion import SINGLE
+from ...results.columns import BEST_ROUND, COSTS, GAIN, LAST_ROUND, LOCAL, OWN, Column, parse_column
 from ...results.tables import MISSING, setting_text
 from .. import presets
 from ..settings import combine, read_toml
@@ -163,6 +164,19 @@ class Preset:
         if overrides and "data" in overrides:
             stand_ins = [setting_text(overrides["data"])]
         return f"{column} (ours: {', '.join(stand_ins)})" if stand_ins else column
+
+    def table_columns(self, size: Size) -> list[str] | None:
+        """The columns of the table that is written beside the runs of a column; None where the default ones have all.
+
+        Measures that a table has not by default, such as the accuracy on the whole test set, come first.
+        """
+        measures = [m for m in self.file.measures if not m.startswith(SERVER) and parse_column(m).key != OWN]
+        default = [f"accuracy_{kind}" for kind in SINGLE]
+        if all(name in default or name.startswith((LAST_ROUND, BEST_ROUND)) for name in measures):
+            return None
+        local = any(row_method(row) == LOCAL for row in self.rows(size))
+        gains = [f"{GAIN}{kind}" for kind in SINGLE] if local else []
+        return list(dict.fromkeys([*measures, *default, *gains, *COSTS]))
 
     def paper(self, measure: str, row: str, column: str) -> str:
         """The paper's number as the preset's file has it."""
