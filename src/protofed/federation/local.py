@@ -33,6 +33,7 @@ from ..parts.filters import Departure
 from ..wire import Bundle, Message
 from ..wire.exchange import SAMPLES
 from .batches import Task, all_samples, batches, client_size, viewed, viewed_pool
+from .gradients import GradientNorms
 from .optimiser import Optimiser, Products
 
 
@@ -280,6 +281,8 @@ def trained_client(
     skeleton.load(learner.begin(state.weights, received))
     optimiser = Optimiser(local, skeleton.params, state.optimiser if local.exports_optimiser else {}, round)
     network = TrainingNetwork(skeleton, skeleton.params)
+    params = list(skeleton.params.values())
+    norms = GradientNorms(params[0])
     layers = dict(product_layers(skeleton.module)) if optimiser.takes_products else {}
     names: list[str] = []
     values, sizes = [], []
@@ -290,6 +293,8 @@ def trained_client(
             with one_sample_is_too_few(task.name_of(client)):
                 terms, pseudo = task.loss(network, batch, received, round)
             names = list(terms)
+            if local.gradients:
+                norms.add(terms, params)
             total = reduce(add, terms.values())
             optimiser.step(*_gradients(total, skeleton.params, layers))
             values.append([term.detach() for term in terms.values()])
@@ -306,7 +311,7 @@ def trained_client(
     trained = None if failure else TrainedClient(skeleton, weights, data, task, client, round)
     optimiser_state = optimiser.export() if local.exports_optimiser else {}
     counts = pseudo_labels.counts(task, data, client)
-    return Training(trained, optimiser_state, means, failure, counts, optimiser.measures())
+    return Training(trained, optimiser_state, means, failure, counts, norms.measures())
 
 
 def _gradients(

@@ -58,7 +58,9 @@ class LocalSettings(RunLength):
         bool, Field(description="pass one optimiser state on from client to client, as some published simulations do")
     ] = False
 
-    gradients: Annotated[bool, Field(description="record how large clients' gradients are")] = False
+    gradients: Annotated[
+        bool, Field(description="record how large clients' gradients are, of the loss and of each of its terms")
+    ] = False
     precision: Annotated[
         Precision,
         Field(description="float32, or bf16: networks compute in bfloat16, and weights and prototypes stay float32"),
@@ -120,11 +122,6 @@ def _clipped(grads: list[Tensor], max_norm: float, stacked: bool) -> list[Tensor
     return [g * (factor.view(-1, *[1] * (g.ndim - 1)) if stacked else factor[0]) for g in grads]
 
 
-def _squares(gradient: Tensor, stacked: bool) -> Tensor:
-    """The sum of squares of a gradient; in a stack, of each client's."""
-    return gradient.square().flatten(1).sum(1) if stacked else gradient.square().sum()
-
-
 class Optimiser:
     """Updates `params` in place.
 
@@ -149,7 +146,6 @@ class Optimiser:
         param = next(iter(self.params.values()))
         single = isinstance(saved, Mapping)
         self.steps = torch.zeros(() if single else len(param), device=param.device)  # for Adam's bias correction
-        self.squares, self.taken = torch.zeros_like(self.steps), torch.zeros_like(self.steps)  # of the gradients
         for k, tensors in enumerate([saved] if isinstance(saved, Mapping) else saved):
             row = ... if single else k
             for key, value in tensors.items():
@@ -174,9 +170,6 @@ class Optimiser:
         p, g = [self.params[name][selected] for name in names], list(grads)
         for name, factors in products.items():
             self._add_product(name, factors)
-        if local.gradients:
-            self.squares[selected] += sum(_squares(t, stacked=rows is not None) for t in g)
-            self.taken[selected] += 1
         if local.clip:
             g = _clipped(g, local.clip, stacked=rows is not None)
         if local.weight_decay:
@@ -250,13 +243,6 @@ class Optimiser:
             torch._foreach_mul_(buffer, self.local.momentum)
             torch._foreach_addcdiv_(buffer, g, root)
             torch._foreach_add_(p, buffer, alpha=-self.lr)
-
-    def measures(self, k: int | None = None) -> dict[str, float]:
-        """The root mean square of the gradients' norms, where it is recorded; in a stack, that of client `k`."""
-        row = ... if k is None else k
-        if not self.local.gradients or not float(self.taken[row]):
-            return {}
-        return {"gradient_norm": float((self.squares[row] / self.taken[row]).sqrt())}
 
     def export(self, k: int | None = None) -> dict[str, Tensor]:
         """The state to keep, under the names torch gives it; in a stack, that of client `k`."""

@@ -29,6 +29,7 @@ from ...models.base import Levels, Output
 from ...models.skeleton import Skeleton, frozen
 from ...parts import Batch, Received, View
 from ..batches import Task, all_samples, draws, planned_steps, prepared_of, viewed, viewed_pool
+from ..gradients import GradientNorms
 from ..local import (
     ClientState,
     PseudoLabels,
@@ -159,6 +160,7 @@ class Stack:
         self.params = {n: w.mT.contiguous().mT if n in matrices else w for n, w in weights.items()}
         optimiser_states = [j.state.optimiser if local.exports_optimiser else {} for j in self.jobs]
         self.optimiser = Optimiser(local, self.params, optimiser_states, self.round)
+        self.norms = GradientNorms(next(iter(self.params.values())), stacked=True)
         skeleton.module.train()
 
     def _loss(
@@ -189,6 +191,8 @@ class Stack:
             with one_sample_is_too_few(self.task.name_of(self.jobs[0].client)):
                 buffers = {n: b[rows] for n, b in self.buffers.items()}
                 terms, new_buffers, pseudo = losses(params, buffers, batch, received)
+            if self.task.local.gradients:
+                self.norms.add(terms, list(params.values()), rows)
             total = torch.stack(list(terms.values())).sum()
             gradient = torch.autograd.grad(total, list(params.values()), allow_unused=True, materialize_grads=True)
             self.optimiser.step(gradient, rows)
@@ -226,7 +230,7 @@ class Stack:
             trained = None if failure else StackedClient(outputs, k, weights, task, job, self.round)
             optimiser_state = self.optimiser.export(k) if local.exports_optimiser else {}
             counts = self.pseudo[k].counts(task, job.data, job.client)
-            measures = self.optimiser.measures(k)
+            measures = self.norms.measures(k)
             results[self.order[k]] = Training(trained, optimiser_state, terms, failure, counts, measures)
         return [results[k] for k in range(len(self.jobs))]
 
