@@ -3,7 +3,8 @@
     python benchmarks/pack_results.py docs/results
 
 Every comparison below the folder is packed in its place. What is read from the archive is compared with what was read from
-the runs' folders before these are removed; the table is written anew, and other files stay.
+the runs' folders before these are removed; the table is written anew, and other files stay. With `--tables` the tables of
+archives are written anew, where `protofed table` prints another text today than when they were packed.
 """
 
 from __future__ import annotations
@@ -52,7 +53,17 @@ def convert(folder: Path) -> None:
     print(f"{folder}: {len(after.runs)} runs")
 
 
+def write_table(folder: Path) -> None:
+    """Write the table of an archive anew, where it has changed."""
+    file, text = folder / "table.md", comparison_markdown(*read_rows(folder))
+    if not file.is_file() or file.read_text(encoding="utf-8") != text:
+        file.write_text(text, encoding="utf-8")
+        print(file)
+
+
 if __name__ == "__main__":
     for record in sorted(Path(sys.argv[1]).rglob(COMPARISON)):
         if not is_archive(record.parent):
             convert(record.parent)
+        elif "--tables" in sys.argv[2:]:
+            write_table(record.parent)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -13,12 +15,15 @@ import protofed as pf
 from protofed.evaluate import Confusion, Drawn, Scores, pooled_silhouette, whole_set
 from protofed.federation.judge import _drawn
 from protofed.federation.site import bundle_of, scores_of
+from protofed.results.archive import read_summaries
 from protofed.results.columns import Row, parse_column
+from protofed.results.comparison import ComparisonFolder
 from protofed.results.notes import notes
 from protofed.results.protocol import protocol_notes, protocol_of, with_protocol
 from protofed.results.read import read_folder, read_rows
 from protofed.wire import decode, encode
 
+RESULTS = Path(__file__).parent.parent / "docs" / "results"
 FEW = {
     "data": "digits",
     "clients": 8,
@@ -139,6 +144,21 @@ def test_a_folder_of_before_says_it_from_its_settings(tmp_path):
     old = {k: v for k, v in results.rows()[0].runs[0].items() if k != "protocol"}
     assert with_protocol(old, {"candidates": "all"})["protocol"]["candidates"] == "all"
     assert with_protocol(results.rows()[0].runs[0], {"candidates": "all"})["protocol"]["candidates"] == "own"
+    assert with_protocol(old, {})["protocol"] is None, "nothing is known"
+
+
+OLD = ("fedsap-fashion-mnist", "fedpagr-fashion-mnist", "fedapa-few-laptop/lr-0.01", "first/alike")
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_stored_table_of_a_version_without_the_line_says_its_settings(name):
+    """Their summaries have no protocol, and the first one's settings no `scope` and no `candidates`."""
+    assert all("protocol" not in summary for summary in read_summaries(RESULTS / name).values())
+    settings = next(iter(ComparisonFolder(RESULTS / name).read().settings.values()))
+    scored = "test=local" if settings["test"] == "local" else "scope=own"
+    [line] = protocol_notes(read_rows(RESULTS / name)[0])
+    assert scored in line and f"candidates={settings.get('candidates', 'own')}" in line
+    assert line in (RESULTS / name / "table.md").read_text(encoding="utf-8").splitlines()
 
 
 def test_the_columns():

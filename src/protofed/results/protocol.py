@@ -15,11 +15,9 @@ from typing import Any
 from .columns import Row
 
 KEY = "protocol"
-DEFAULTS = {
-    "test": "central",
-    "scope": "own",
-    "candidates": "own",
-}  # of settings that were written before there was a key
+# Settings are stored whole, so a key that is absent was not there yet. Before there was `scope`, the test samples of a
+# client were those of the classes it trains on; before there was `candidates`, prototypes of other classes were left out.
+DEFAULTS = {"test": "central", "scope": "own", "candidates": "own"}
 
 
 def protocol_of(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -32,8 +30,8 @@ def protocol_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def with_protocol(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary with the protocol of its run, which early ones lack and the settings have."""
-    return {**summary, KEY: summary.get(KEY) or protocol_of(settings)}
+    """A summary with the protocol of its run, which early ones lack and the settings have; without settings it has none."""
+    return {**summary, KEY: summary.get(KEY) or (protocol_of(settings) if settings else None)}
 
 
 def protocol_text(protocol: Mapping[str, str]) -> str:
