@@ -69,7 +69,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
         "fedarpl",
         {**WEAK, "randaugment_scale": 30, "randaugment_pool": "signed"},
     ),
-    "(FL)², thresholds of a batch": ("fl2", {}),
+    "(FL)², thresholds of a batch": ("fl2", {"thresholds": "batch"}),
     "(FL)², thresholds of a round": ("fl2", {"thresholds": "round"}),
     "phase 1, τ on weak views, labelled once a round": ("fedarpl", {**WEAK, "labelled_each": "round"}),
     "phase 1, τ on weak views, statistics of all": ("fedarpl", {**WEAK, "server_statistics": "all"}),

@@ -13,12 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import settings as how
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 import protofed as pf
-from protofed import aggregate, methods, models, wire
+from protofed import aggregate, methods, models, seeds, wire
 from protofed.bank import PrototypeBank
 from protofed.errors import ProtofedError
 from protofed.experiment.build import build
+from protofed.experiment.presets.fedarpl import passes
 from protofed.experiment.settings import resolve
 from protofed.methods.fedarpl import FedARPL, Phases
 from protofed.methods.phases import rates
@@ -196,6 +198,27 @@ def test_threshold_and_separation_are_those_of_the_trained_server():
     assert state.fss == pytest.approx(total / 4, rel=1e-4)
     torch.testing.assert_close(state.prototypes.means, torch.stack(protos), rtol=1e-4, atol=1e-5)
     assert torch.equal(state.prototypes.counts, torch.full((4,), 3.0))
+
+
+def test_the_threshold_on_weak_views_is_the_mean_over_shifted_pictures():
+    """Eq. 2 with `threshold_view=weak`, by pictures that are shifted one at a time."""
+    federation = federation_of(data=images(per_class=40), phases=1, threshold_view="weak", crop=0.25)
+    federation.step()
+    federation._teach(2, [])
+    x, _ = federation.data.server.take()
+    draws = seeds.torch_stream(federation.seed, "weak labelled", -1, 2)  # those of the server in round 2
+    skeleton = federation.engine.skeleton
+    skeleton.load(federation.state.weights)
+    sure, plain = [], []
+    for picture in x:
+        _, down, right = (float(u) for u in torch.rand(3, generator=draws))
+        padded = np.pad(picture.numpy(), ((0, 0), (4, 4), (4, 4)), mode="reflect")  # a quarter of 16 on each side
+        top, left = int(9 * down), int(9 * right)
+        shifted = torch.from_numpy(padded[:, top : top + 16, left : left + 16].copy())
+        for view, found in ((shifted, sure), (picture, plain)):
+            found.append(float(torch.softmax(skeleton.outputs(view[None]).logits[0], 0).max()))
+    assert federation.state.threshold == pytest.approx(sum(sure) / len(sure), rel=1e-5)
+    assert abs(sum(sure) - sum(plain)) / len(sure) > 1e-3, "the samples as they are would give another"
 
 
 def test_what_is_tested_and_saved_is_the_model_after_the_servers_training():
@@ -603,3 +626,47 @@ def test_what_makes_no_sense_is_said_in_a_line(wrong, said):
 def test_loop_twice_gives_the_same_numbers():
     one, other = (list(build(settings_for(rounds=5, **EASY).with_engine(LOOP))[1]) for _ in range(2))
     assert [(r.terms, r.measures, r.scores) for r in one] == [(r.terms, r.measures, r.scores) for r in other]
+
+
+def operations(method, epochs, **changes):
+    """The operations of a round of one client's training, without those of the server's."""
+    keys = {**KEYS, "clients": 1, "participation": 1.0, "rounds": 8, "evaluate_every": 20, "batch": 10, "lr": 1e-4}
+    del keys["hidden"], keys["shot"], keys["way"]
+    model = {"model": "cnn", "channels": [6, 8], "norm": "static", "partition": "iid", "data": images(per_class=20)}
+
+    def of_round(name, **own):
+        federation = build(resolve(name, {**keys, **model, "epochs": epochs, **own}))[1]
+        federation.step(), federation.step()
+        with FlopCounterMode(display=False) as counter:
+            record = federation.step()
+        return counter.get_total_flops(), record, federation
+
+    (all_of_it, record, federation), (server, *_) = of_round(method, **changes), of_round("server-only")
+    return all_of_it - server, record, federation
+
+
+@pytest.mark.parametrize(
+    "row, method, changes",
+    [
+        ("SemiFL", "semifl", {}),
+        ("(FL)²", "fl2", {}),
+        ("Fed-ARPL, phase 1", "fedarpl", {"phases": 1}),
+        ("Fed-ARPL, phase 2", "fedarpl", {**EASY, "fss_window": 1, "phases": 2}),
+        ("Fed-ARPL, phase 3", "fedarpl", {**EASY, "fss_window": 1, "gcplca_window": 1}),
+    ],
+)
+def test_a_sample_goes_through_the_network_as_often_as_the_preset_counts(row, method, changes):
+    """`fedarpl/passes`, which takes a pass backward for two forward, against operations that torch counts."""
+    counted, record, federation = operations(method, passes.EPOCHS, **changes)
+    if method == "fedarpl":
+        assert record.measures["phase"] == float(row[-1])
+    x = federation.data.clients[0].unlabelled.take()
+    with FlopCounterMode(display=False) as counter:
+        forward = federation.engine.skeleton.module(x).logits.sum()
+    once = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        forward.backward()
+    back = counter.get_total_flops()
+    trained = {"semifl": 2, "fl2": 3, "fedarpl": 1}[method] * passes.EPOCHS
+    others = passes.counts()["passes"][row][0] - trained * passes.TRAINED
+    assert counted == pytest.approx(trained * (once + back) + others * once, rel=0.02)

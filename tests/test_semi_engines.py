@@ -58,7 +58,7 @@ SERVER = {"keep_server_optimiser": True, "server_batch": 3, "momentum": 0.9}
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("fl2", {"thresholds": "round", **SERVER}),
+        ("fl2", {"thresholds": "batch", **SERVER}),
         ("semifl", {"threshold": 0.4, **SERVER}),
         ("fedarpl", {"labelled_each": "round", "threshold_view": "weak", **SERVER}),
         ("fixmatch-fedavg", {"labelled_view": "none"}),

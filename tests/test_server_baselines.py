@@ -293,9 +293,9 @@ def weights_like(start, seed):
     return {name: torch.randn(value.shape, generator=g) for name, value in start.items()}
 
 
-@pytest.mark.parametrize("name", ["semifl", "fl2"])
-def test_labels_made_once_a_round_are_those_of_the_received_model(name):
-    steps, data, engine, received = prepared_batches(name)
+@pytest.mark.parametrize("name, more", [("semifl", {}), ("fl2", {"thresholds": "batch"})])
+def test_labels_made_once_a_round_are_those_of_the_received_model(name, more):
+    steps, data, engine, received = prepared_batches(name, **more)
     net = TrainingNetwork(engine.skeleton, engine.skeleton.params)
     seen = 0
     for step, batch in steps:
@@ -311,7 +311,7 @@ def test_labels_made_once_a_round_are_those_of_the_received_model(name):
 
 
 def test_fl2_thresholds_of_a_round_equal_a_loop_over_all_samples():
-    steps, data, engine, received = prepared_batches("fl2", thresholds="round")
+    steps, data, engine, received = prepared_batches("fl2")  # the default
     net = TrainingNetwork(engine.skeleton, engine.skeleton.params)
     p = net.frozen(data.unlabelled.take(), received.weights).logits.softmax(-1).tolist()
     tau = sum(max(row) for row in p) / len(p)

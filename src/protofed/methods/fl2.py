@@ -44,7 +44,7 @@ class FL2(LabelsAtServer):
     radius: float = 0.1  # ρ
     eta: float = 0.01  # η
     sharpness_weight: Weight = 1.0
-    thresholds: Literal["batch", "round"] = "batch"  # over which samples they are means: a step's, or all once a round
+    thresholds: Literal["round", "batch"] = "round"  # over which samples they are means: all once a round, or a step's
 
     @property
     def feed(self) -> Feed:
