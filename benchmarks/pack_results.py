@@ -16,10 +16,11 @@ from pathlib import Path
 
 from protofed.results.archive import is_archive, pack
 from protofed.results.folder import COMPARISON
+from protofed.results.lock import FILE
 from protofed.results.read import StoredResults, read_folder, read_rows
 from protofed.results.tables import comparison_markdown
 
-MADE_AGAIN = ("results.csv", "table.tex", "table.md")  # by `protofed table`
+LEFT_OUT = ("results.csv", "table.tex", "table.md", FILE)  # what `protofed table` makes again, and the lock
 
 
 def comparable(folder: StoredResults) -> StoredResults:
@@ -46,7 +47,7 @@ def convert(folder: Path) -> None:
     rows, columns = read_rows(work)
     (work / "table.md").write_text(comparison_markdown(rows, columns), encoding="utf-8")
     for file in folder.iterdir():
-        if file.is_file() and file.name not in MADE_AGAIN and not (work / file.name).exists():
+        if file.is_file() and file.name not in LEFT_OUT and not (work / file.name).exists():
             shutil.copyfile(file, work / file.name)
     shutil.rmtree(folder)
     work.rename(folder)
