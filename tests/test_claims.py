@@ -224,12 +224,13 @@ def test_the_page_has_every_claim_once_with_a_verdict(page):
 
 
 def test_the_command(call, tmp_path):
-    shutil.copytree(RESULTS / "protofssl-noise", tmp_path / "results/protofssl-noise")
+    name = "protofssl-table9-laptop"
+    shutil.copytree(RESULTS / name, tmp_path / "results" / name)
     code, out, err = call("claims", tmp_path / "results", "--out", tmp_path / "page.md")
     assert code == 0 and "page.md" in out, err
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert re.search(r"^\| F16 \|.*noise=10\.0 \+.*\*\*holds\*\* \|$", text, flags=re.M)
-    assert "- `protofssl-noise`: data/cifar10.npz at 16 × 16, 40 clients" in text
+    assert re.search(r"^\| F16 \|.*σ 10 \+.*\*\*holds\*\* \|$", text, flags=re.M)
+    assert f"- `{name}/svhn-iid`: fashion-mnist at 16 × 16, 20 clients" in text
     code, _, err = call("claims", tmp_path / "nowhere")
     assert code == 2 and "no such folder of results" in err
 

@@ -298,8 +298,8 @@ def test_the_title_says_what_was_run_and_a_sweep_is_called_one(tmp_path):
     )
     one = content(make_run(tmp_path / "r"))
     assert (one["title"], one["kind"]) == ("fedsap on pets: 4 clients, 10 rounds, seed 1", "Run")
-    noise = content(RESULTS / "protofssl-noise")
-    assert (noise["title"], noise["kind"]) == ("cifar10.npz: 40 clients, 20 rounds, 3 seeds", "Sweep over noise")
+    sweep = content(RESULTS / "fedapa-csi-crowd-ablation")
+    assert (sweep["title"], sweep["kind"]) == ("csi-crowd.npz: 4 clients, 40 rounds, 3 seeds", "Sweep over variant")
     (tmp_path / "r" / "settings.toml").write_text("rounds = = 3")
     assert content(tmp_path / "r")["title"] == "r"
 
