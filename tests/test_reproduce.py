@@ -332,6 +332,11 @@ def test_a_wrong_file_is_said_in_one_line(tmp_path, old, new, message):
 
 
 @pytest.mark.slow
+def test_a_column_by_a_word_of_its_name():
+    assert plan("protofssl/table3", seeds=1, only=["IID"]).columns == ["CIFAR-10 IID", "SVHN IID"]
+    assert plan("protofssl/table3", seeds=1, only=["Non-IID"]).columns == ["CIFAR-10 Non-IID", "SVHN Non-IID"]
+
+
 def test_columns_of_a_size_and_those_asked_for():
     some = ["FEMNIST n=3", "FEMNIST n=5", "CIFAR-10 n=3", "CIFAR-10 n=5"]
     assert plan("fedsap/table1", seeds=1).columns == some

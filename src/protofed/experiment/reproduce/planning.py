@@ -82,14 +82,14 @@ def plan(
 def _named(texts: Sequence[str], names: Iterable[str], source: str, exact: bool = False) -> list[str]:
     """The names that one of the texts chooses, in their order.
 
-    A text chooses the names that contain it, as whole words where there are such: CIFAR-10 is not CIFAR-100. With `exact` it
-    chooses one name alone where there is one that is the text: FedAvg is not FixMatch-FedAvg.
+    A text chooses the names that contain it, as whole words where there are such: CIFAR-10 is not CIFAR-100, and IID is not
+    Non-IID. With `exact` it chooses one name alone where there is one that is the text: FedAvg is not FixMatch-FedAvg.
     """
     known = list(names)
     chosen: set[str] = set()
     for text in texts:
         found = [name for name in known if text.lower() in name.lower()]
-        whole = [n for n in found if re.search(rf"(?<!\w){re.escape(text)}(?!\w)", n, re.IGNORECASE)]
+        whole = [n for n in found if re.search(rf"(?<![\w-]){re.escape(text)}(?![\w-])", n, re.IGNORECASE)]
         equal = [n for n in found if exact and n.lower() == text.lower()]
         if not found:
             raise ProtofedError(f"{source} {text}: no name has that; there are {', '.join(known)}")
