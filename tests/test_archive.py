@@ -9,7 +9,7 @@ import pytest
 import protofed as pf
 from protofed.errors import ProtofedError
 from protofed.report.content import content
-from protofed.results.archive import pack, read_archive
+from protofed.results.archive import is_archive, pack, read_archive, unpack
 from protofed.results.read import read_folder, read_rows
 from support.run_folders import make_comparison
 from support.small import SMALL
@@ -72,6 +72,38 @@ def test_an_archive_of_a_comparison_under_way(tmp_path):
     before, after = read_folder(place), read_folder(tmp_path / "a")
     assert plain(before) == plain(after)
     assert [len(v.finished) for v in after.variants] == [3, 3, 1]
+
+
+def test_an_archive_is_unpacked_into_what_it_was_made_of(compared, tmp_path):
+    pack(compared, tmp_path / "a")
+    unpack(tmp_path / "a")
+    assert not is_archive(tmp_path / "a")
+    assert plain(read_folder(tmp_path / "a")) == plain(read_folder(compared))
+    for run in compared.glob("*-seed*"):
+        for name in ("settings.toml", "rounds.jsonl", "metrics.jsonl", "clients.jsonl"):
+            assert (tmp_path / "a" / run.name / name).read_bytes() == (run / name).read_bytes()
+        for name in ("summary.json", "confusion.json"):
+            stored, original = (json.loads((place / name).read_text()) for place in (tmp_path / "a" / run.name, run))
+            assert stored == original
+    pack(tmp_path / "a", tmp_path / "again")
+    assert plain(read_folder(tmp_path / "again")) == plain(read_folder(compared))
+
+
+def test_a_damaged_archive_is_not_unpacked(compared, tmp_path):
+    pack(compared, tmp_path / "a")
+    file = tmp_path / "a/rows.jsonl.xz"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(ProtofedError, match="not readable"):
+        unpack(tmp_path / "a")
+    assert is_archive(tmp_path / "a") and not list((tmp_path / "a").glob("*seed*"))
+
+
+def test_an_unfinished_run_is_left_out_of_what_is_unpacked(tmp_path):
+    place = make_comparison(tmp_path / "c")
+    (place / "fedavg-seed2" / "summary.json").unlink()
+    pack(place, tmp_path / "a")
+    unpack(tmp_path / "a")
+    assert not (tmp_path / "a/fedavg-seed2").exists() and (tmp_path / "a/fedavg-seed1/summary.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl.xz", "summaries.json"])

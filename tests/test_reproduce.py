@@ -29,7 +29,8 @@ from protofed.experiment.reproduce import (
 from protofed.experiment.reproduce.run import take_finished
 from protofed.experiment.settings import parse_pairs
 from protofed.methods.control import has_control
-from protofed.results.archive import pack
+from protofed.results.archive import is_archive, pack
+from protofed.results.read import read_rows
 from support.marks import slow_but
 
 ROOT = Path(__file__).parent.parent
@@ -519,7 +520,7 @@ def test_a_folder_of_a_version_that_had_fewer_settings(call, tmp_path, finished)
 
 @pytest.mark.slow
 def test_columns_that_are_archives(call, tmp_path, finished):
-    """The table is written from archives as from runs; what an archive does not have is refused in one line."""
+    """The table is written from archives as from runs. An archive that lacks a run is unpacked, and only that is run."""
     words = ["fedsap/table4", *TINY, *QUICK, "--out", "here", "--jobs", 1]
     column = "cifar-100-n-10"
     shutil.copytree(finished, tmp_path / "here")
@@ -529,8 +530,14 @@ def test_columns_that_are_archives(call, tmp_path, finished):
     (tmp_path / "here/reproduction.md").unlink()
     code, _, err = call(*words)
     assert code == 0 and numbers(tmp_path / "here")[0] == before, err
-    code, _, err = call(*words, "--seeds", 9)
-    assert code == 2 and "an archive, which has no run" in err and len(err.splitlines()) == 1
+    assert is_archive(tmp_path / "here" / column)
+    rows = read_rows(finished / column)[0]
+    code, _, err = call(*words, "--seeds", "1234,9", "--rows", "both")
+    assert code == 0 and not is_archive(tmp_path / "here" / column), err
+    assert not (tmp_path / "here" / column / "neither-seed9").exists()
+    after = {row.label: row for row in read_rows(tmp_path / "here" / column)[0]}
+    assert [run["seed"] for run in after["both"].runs] == [1234, 9]
+    assert all(after[row.label].runs[0] == row.runs[0] for row in rows)
 
 
 @pytest.mark.slow

@@ -75,6 +75,36 @@ def pack(folder: Path, out: Path) -> list[Path]:
     return sorted(out.iterdir())
 
 
+def unpack(folder: Path) -> None:
+    """Give every run of an archive a folder of its own again, in the archive's place, so that more runs can join them.
+
+    The runs have what an archive keeps of them: their settings, rows, confusions and summaries. They have no checkpoint and
+    no model. A run that had not finished when the archive was made is left out, because it cannot go on.
+
+    Args:
+        folder: The archive. Its other files stay.
+
+    Example: `unpack(Path("results/digits"))`
+    """
+    runs = read_archive(folder)
+    with disk.writing(folder):
+        for cell, run in runs.items():
+            if run.summary is None:
+                continue
+            work = folder / f".{cell}.unpacked"
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            texts = {name: "".join(lines) for name, lines in run.lines.items() if lines}
+            texts |= {SETTINGS: run.settings, SUMMARY: json.dumps(run.summary, indent=1)}
+            texts |= {} if run.confusions is None else {CONFUSIONS: run.confusions}
+            for name, text in texts.items():
+                disk.write_atomically(work / name, text.encode())
+            shutil.rmtree(folder / cell, ignore_errors=True)
+            work.rename(folder / cell)
+        for name in (ROWS, SUMMARIES):  # last, so that an archive whose unpacking was cut off is still one
+            (folder / name).unlink()
+
+
 def _entries(folder: Path, cell: str) -> Iterator[dict[str, Any]]:
     """The files of a cell, one entry per row or file."""
     run = folder / cell

@@ -14,7 +14,7 @@ from ...data import Dataset
 from ...disk import write_atomically
 from ...errors import ProtofedError
 from ...models.published import PACKAGE
-from ...results.archive import is_archive, read_summaries
+from ...results.archive import is_archive, read_summaries, unpack
 from ...results.columns import Row
 from ...results.folder import COMPARISON, make_folder
 from ...results.lock import FolderLock
@@ -103,12 +103,25 @@ def begin_plan(plan: Plan, folder: Path | None) -> None:
         column_folder = folders[column]
         if column_folder is not None and is_comparison(column_folder):
             _check_cells(column_folder, _whole_grid(plan, column, column_folder))
-        if column_folder is not None and is_archive(column_folder):
-            _check_archive(column_folder, plan.grids[column])
-        else:
+        if column_folder is None or not _has_all(column_folder, plan.grids[column]):
             _check_data(plan, column, column_folder)
     if folder is not None:
         _write_record(plan, folder)
+        _unpack_columns(plan, folder)
+
+
+def _unpack_columns(plan: Plan, folder: Path) -> None:
+    """Unpack the archives of columns that lack a run of the plan, so that it can be run beside theirs."""
+
+    def lacking() -> list[Path]:
+        folders = {folder / slug(column): grid for column, grid in plan.grids.items()}
+        return [path for path, grid in folders.items() if is_archive(path) and not _has_all(path, grid)]
+
+    if lacking():
+        with FolderLock(folder).acquire(PATIENCE):  # another part may be unpacking them
+            for path in lacking():
+                unpack(path)
+                log.info("%s: unpacked, because it lacks runs; `protofed pack` makes it an archive again", path)
 
 
 def _column_folders(plan: Plan, folder: Path | None) -> dict[str, Path | None]:
@@ -252,12 +265,9 @@ def _check_cells(folder: Path, grid: Grid) -> None:
             raise ProtofedError(f"{folder / cell}: begun with {key}={then}, now it is {now}; choose another --out")
 
 
-def _check_archive(folder: Path, grid: Grid) -> None:
-    """Raise an error where an archive lacks a run: nothing can be run into it."""
-    finished = read_summaries(folder)
-    missing = [cell for cell in grid.cells if cell not in finished]
-    if missing:
-        raise ProtofedError(f"{folder}: an archive, which has no run {missing[0]}; choose another --out")
+def _has_all(folder: Path, grid: Grid) -> bool:
+    """Whether a folder is an archive of all runs of a grid."""
+    return is_archive(folder) and set(grid.cells) <= set(read_summaries(folder))
 
 
 def _check_data(plan: Plan, column: str, folder: Path | None) -> None:
