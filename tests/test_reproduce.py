@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -486,6 +487,55 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "here"
     run_plan(plan("fedsap/table4", given=parse_pairs([*TINY, *QUICK])), out=folder, jobs=1)
     return folder
+
+
+@pytest.mark.slow
+def test_the_table_of_a_folder(call, tmp_path, finished):
+    """All columns side by side, of one measure with its deviation or of several without, in every format but csv."""
+
+    def table(*words):
+        code, out, err = call(finished, *words, command="table")
+        assert code == 0, err
+        return out
+
+    runs = {
+        label: [
+            json.loads(p.read_text())["last_five"] for p in finished.glob(f"cifar-100-n-10/{label}-seed*/summary.json")
+        ]
+        for label in ("neither", "both", "Local")
+    }
+    header, line, *rows = table("--columns", "head,prototype", "--format", "markdown").splitlines()
+    assert header == "| head / prototype | CIFAR-100 n=10 (ours: digits) |" and set(line) <= set("|-: ")
+    cells = dict(re.findall(r"^\| (.+?) \| (.+) \|$", "\n".join(rows), flags=re.M))
+    for label, own in runs.items():
+        means = [100 * statistics.fmean(seed[f"accuracy_{by}"] for seed in own) for by in ("head", "prototype")]
+        assert cells[label] == f"{means[0]:.1f} / {means[1]:.1f}"
+    heads = [100 * seed["accuracy_head"] for seed in runs["both"]]
+    alone = f"{statistics.fmean(heads):.2f} ± {statistics.stdev(heads):.2f}"
+    for words in (["--columns", "head"], ["--columns", "head", "--format", "markdown"]):
+        assert alone in table(*words)
+    assert alone.replace("±", r"$\pm$") in table("--columns", "head", "--format", "latex")
+    file = tmp_path / "t.md"
+    assert table("--columns", "head", "--out", file) == ""
+    assert file.read_text() == table("--columns", "head", "--format", "markdown")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "csv"], "name the folder of one of its columns"),
+        (["--columns", "gain_head"], "a gain is in the table of one column"),
+        (["--columns", "haed"], "haed"),
+        (["--out", "t.txt"], "by its ending (.md, .tex, .csv)"),
+        (["--out", "t.md", "--format", "terminal"], "by its ending (.md, .tex, .csv)"),
+        (["--out", "nowhere/t.md"], "cannot be written"),
+    ],
+)
+def test_a_table_that_cannot_be_made(call, words, message, tmp_path, finished):
+    code, out, err = call(finished, *words, command="table")
+    assert code == 2 and message in err and out == "" and err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -22,6 +22,10 @@ class Format(str, Enum):
     csv = "csv"
 
 
+ENDINGS = {".md": Format.markdown, ".tex": Format.latex, ".csv": Format.csv}
+"""The format of a file by its ending."""
+
+
 class By(str, Enum):
     """The prediction of a client."""
 
@@ -58,9 +62,31 @@ Projection = Annotated[Projected, typer.Option(help="How embedding spaces are br
 def table(
     folder: Path,
     columns: Columns = None,
-    format: Annotated[Format, typer.Option(help="The format of the table.")] = Format.terminal,
+    format: Annotated[
+        Format | None,
+        typer.Option(help="The format of the table; default: by the ending of --out, else the terminal's."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write it here (.md, .tex or .csv).")] = None,
 ) -> None:
-    """Print the table of a comparison or sweep again, finished or not: `protofed table runs/NAME --format latex`."""
+    """Print the table of a comparison, sweep or reproduction, finished or not: `protofed table runs/NAME --format latex`."""
+    from ..disk import write_atomically
+    from ..experiment.reproduce import is_reproduction
+
+    if format is None:
+        format = Format.terminal if out is None else ENDINGS.get(out.suffix, Format.terminal)
+    if out is not None and format is Format.terminal:
+        raise ProtofedError(
+            f"--out {out}: the format of a file is markdown, latex or csv, by its ending ({', '.join(ENDINGS)})"
+        )
+    text = (_reproduction_table if is_reproduction(folder) else _comparison_table)(folder, columns, format)
+    if out is not None:
+        write_atomically(out, (text or "").encode())
+    elif text is not None:
+        make_console().out(text, end="", highlight=False)
+
+
+def _comparison_table(folder: Path, columns: str | None, format: Format) -> str | None:
+    """The table of a comparison or sweep as text; the terminal's is printed."""
     from ..results.read import read_rows
     from ..results.tables import comparison_latex, comparison_markdown, results_csv
 
@@ -68,13 +94,31 @@ def table(
     chosen = parse_columns(columns)
     if format is Format.terminal:
         print_rows(rows, chosen or stored_columns)
-        return
+        return None
     if format is Format.csv:
-        text = results_csv(rows, chosen)
-    else:
-        write = comparison_markdown if format is Format.markdown else comparison_latex
-        text = write(rows, chosen or stored_columns)
-    make_console().out(text, end="", highlight=False)
+        return results_csv(rows, chosen)
+    return (comparison_markdown if format is Format.markdown else comparison_latex)(rows, chosen or stored_columns)
+
+
+def _reproduction_table(folder: Path, columns: str | None, format: Format) -> str | None:
+    """Our numbers of a reproduction in one table, all of its columns side by side, as text; the terminal's is printed."""
+    from ..experiment.reproduce import stored_reproduction
+    from ..report.terminal import plain_table
+    from ..results.tables import Cell, cells_latex, cells_markdown
+
+    if format is Format.csv:
+        raise ProtofedError(f"--format csv: {folder} is a reproduction; name the folder of one of its columns")
+    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    reproduction = stored_reproduction(folder, names)
+    header, lines = reproduction.overview()
+    if format is Format.terminal:
+        console = make_console()
+        print_table(console, plain_table(header, lines))
+        for note in reproduction.below():
+            console.print(note, soft_wrap=True, markup=False, highlight=False)
+        return None
+    cells = [[Cell(text) for text in line] for line in lines]
+    return (cells_markdown if format is Format.markdown else cells_latex)(header, cells, reproduction.below())
 
 
 def confusion(

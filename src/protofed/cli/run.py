@@ -299,10 +299,8 @@ def claims(
 
 
 def _reproduce(plan: Plan, folder: Path, jobs: int | None, part: str | None = None) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from ..experiment.reproduce import TABLE, parts_of_columns, run_plan
+    from ..report.terminal import plain_table
 
     console = make_console()
     chosen, cells = parse_part(part), plan.cells
@@ -312,12 +310,7 @@ def _reproduce(plan: Plan, folder: Path, jobs: int | None, part: str | None = No
     with CompareWatch(console, cells, plan.seeds).live() as watch:
         result = run_plan(plan, out=folder, jobs=jobs, watch=watch, part=chosen)
     for title, (header, *lines) in result.tables():
-        table = Table(title=Text(title), title_justify="left")
-        for name in header:
-            table.add_column(Text(name))
-        for line in lines:
-            table.add_row(*map(Text, line))
-        print_table(console, table)
+        print_table(console, plain_table(header, lines, title))
     for note in (*(f"note: {note}" for note in plan.preset.file.notes), *result.below()):
         console.print(note, soft_wrap=True, markup=False)
     console.print(f"also in {folder / TABLE}, with the settings that differ", soft_wrap=True, markup=False)

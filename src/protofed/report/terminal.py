@@ -66,6 +66,25 @@ def comparison_tables(rows: Sequence[Row], columns: Sequence[str] | None, width:
     return tables
 
 
+def plain_table(header: Sequence[str], lines: Sequence[Sequence[str]], title: str = "") -> Table:
+    """Make a table of texts for the terminal; nothing is marked.
+
+    Args:
+        header: The headings.
+        lines: The texts of each line.
+        title: What stands above the table.
+
+    Returns:
+        The table.
+    """
+    table = Table(title=Text(title) if title else None, title_justify="left")
+    for name in header:
+        table.add_column(Text(name))
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
+
+
 def _folded(title: str, width: int) -> str:
     """A heading in two lines where it is wider than what stands below it."""
     mark = " / " if " / " in title else " "

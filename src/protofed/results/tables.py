@@ -39,6 +39,8 @@ __all__ = [
     "Column",
     "Row",
     "caption",
+    "cells_latex",
+    "cells_markdown",
     "comparison_cells",
     "comparison_latex",
     "comparison_markdown",
@@ -125,13 +127,17 @@ def _cell_text(row: Row, column: Column, rows: Sequence[Row]) -> str:
 
 def comparison_markdown(rows: Sequence[Row], columns: Sequence[str] | None = None, *, noted: bool = True) -> str:
     """Write the table in Markdown, with notes below it where they are wanted; the best is bold, the second underlined."""
-    header, cells = comparison_cells(rows, columns)
+    return cells_markdown(*comparison_cells(rows, columns), notes(rows, columns) if noted else ())
+
+
+def cells_markdown(header: Sequence[str], cells: Sequence[Sequence[Cell]], below: Sequence[str] = ()) -> str:
+    """Write cells in Markdown, with sentences below them; the best is bold, the second underlined."""
     around = {"": "{}", "best": "**{}**", "second": "<u>{}</u>"}
     lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
     for row in cells:
         texts = [around[cell.mark].format(cell.text.replace("|", "\\|")) for cell in row]
         lines.append("| " + " | ".join(texts) + " |")
-    for note in notes(rows, columns) if noted else ():
+    for note in below:
         lines += ["", note]
     return "\n".join(lines) + "\n"
 
@@ -218,7 +224,11 @@ LATEX |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 def comparison_latex(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
     """Write the table in LaTeX, a `tabular` for the package booktabs. The notes are comments below it."""
-    header, cells = comparison_cells(rows, columns)
+    return cells_latex(*comparison_cells(rows, columns), notes(rows, columns))
+
+
+def cells_latex(header: Sequence[str], cells: Sequence[Sequence[Cell]], below: Sequence[str] = ()) -> str:
+    """Write cells in LaTeX, a `tabular` for the package booktabs, with sentences below it as comments."""
     around = {"": "{}", "best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
     def line(texts: Iterable[str]) -> str:
@@ -226,7 +236,7 @@ def comparison_latex(rows: Sequence[Row], columns: Sequence[str] | None = None) 
 
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule", line(map(_latex, header)), r"\midrule"]
     lines += [line(around[cell.mark].format(_latex(cell.text)) for cell in row) for row in cells]
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in notes(rows, columns))]
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in below)]
     return "\n".join(lines) + "\n"
 
 

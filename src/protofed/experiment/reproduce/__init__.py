@@ -8,7 +8,7 @@ presets themselves, and the arithmetic of the tables that are counted and not tr
 from .ledger import folder_name, ledger_pages, measured_in, write_ledger
 from .planning import Plan, plan
 from .preset import PRESETS, SIZES, Preset, Size, available, load_preset, read_preset
-from .run import TABLE, begin_plan, is_reproduction, parts_of_columns, resumed_plan, run_plan
+from .run import TABLE, begin_plan, is_reproduction, parts_of_columns, resumed_plan, run_plan, stored_reproduction
 from .table import Reproduction, differences
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "read_preset",
     "resumed_plan",
     "run_plan",
+    "stored_reproduction",
     "write_ledger",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from ..compare import (
 from ..settings import Settings
 from .changes import changed_settings
 from .planning import Plan, column_grid, plan
-from .preset import slug
+from .preset import load_preset, measure_column, slug
 from .table import Reproduction, differences, markdown_table
 
 log = logging.getLogger("protofed")
@@ -130,6 +130,31 @@ def _column_folders(plan: Plan, folder: Path | None) -> dict[str, Path | None]:
         return dict.fromkeys(plan.columns)
     folders = {column: folder / slug(column) for column in plan.preset.file.columns}
     return {c: path for c, path in folders.items() if c in plan.columns or is_comparison(path)}
+
+
+def stored_reproduction(folder: Path, measures: Sequence[str] | None = None) -> Reproduction:
+    """Read what a folder of `protofed reproduce` has by now.
+
+    Args:
+        folder: The folder.
+        measures: The names of the measures; None takes those of the preset.
+
+    Returns:
+        The numbers of all columns that the folder has.
+
+    Example: `stored_reproduction(Path("runs/fedsap-table1-laptop"), ["accuracy_head"]).overview()`
+    """
+    for measure in measures or ():
+        if measure_column(measure).over:
+            raise ProtofedError(f"{measure}: a gain is in the table of one column; name its folder in {folder}")
+    record = read_record(folder)
+    preset = load_preset(record["preset"])
+    reproduction = Reproduction.empty(preset, measures)
+    for column in preset.file.columns:
+        if is_comparison(path := folder / slug(column)):
+            heading = preset.heading(column, record["size"], record["given"])
+            reproduction = reproduction.with_column(column, heading, _stored_rows(path))
+    return reproduction
 
 
 def _stored_rows(folder: Path) -> list[Row]:

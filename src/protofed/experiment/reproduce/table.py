@@ -35,9 +35,10 @@ class Reproduction:
     """The heading of each column, and how its clients were scored."""
 
     @classmethod
-    def empty(cls, preset: Preset) -> Reproduction:
-        """A reproduction of which no column has been measured yet."""
-        return cls(preset, [], [], {measure: {row: [] for row in preset.labels} for measure in preset.file.measures})
+    def empty(cls, preset: Preset, measures: Sequence[str] | None = None) -> Reproduction:
+        """A reproduction of which no column has been measured yet, of the preset's measures or of others."""
+        chosen = preset.file.measures if measures is None else measures
+        return cls(preset, [], [], {measure: {row: [] for row in preset.labels} for measure in chosen})
 
     def with_column(self, column: str, heading: str, lines: Sequence[Row]) -> Reproduction:
         """This reproduction with one more column.
@@ -90,6 +91,28 @@ class Reproduction:
             lines.append([row, *(_cell(v, p, digits) for v, p in zip(ours, papers, strict=True))])
         return lines
 
+    def overview(self) -> tuple[list[str], list[list[str]]]:
+        """One table of our numbers alone, with all columns side by side.
+
+        Where there is one measure, a cell has its mean and deviation over seeds; where there are several, it has their means
+        in turn, with a digit less. Rows that were not measured are left out.
+
+        Returns:
+            The header, and the lines.
+        """
+        columns = {measure: measure_column(measure) for measure in self.values}
+        header = [f"{' / '.join(column.title for column in columns.values())}", *self.headings]
+        lines = []
+        for row in self.preset.labels:
+            cells = []
+            for index in range(len(self.columns)):
+                seeds = {measure: rows[row][index] for measure, rows in self.values.items()}
+                texts = [_ours(values, columns[m].digits, alone=len(seeds) == 1) for m, values in seeds.items()]
+                cells.append(" / ".join(texts) if any(seeds.values()) else MISSING)
+            if set(cells) != {MISSING}:
+                lines.append([row, *cells])
+        return header, lines
+
     def markdown(self, level: int = 2) -> str:
         """Write the tables in Markdown, with headings of a level. A cell has our number, the paper's and the difference."""
         parts = []
@@ -121,6 +144,12 @@ def _title(preset: Preset, measure: str) -> str:
         return f"{measure}: ours / paper / difference"
     column = measure_column(measure)
     return f"{column.title}{', in %' if column.scale == 100 else ''}: ours / paper / difference"
+
+
+def _ours(values: Sequence[float], digits: int, *, alone: bool) -> str:
+    if not values:
+        return MISSING
+    return mean_and_deviation(values, digits) if alone else f"{statistics.fmean(values):,.{max(digits - 1, 0)}f}"
 
 
 def _cell(values: Sequence[float], paper: str, digits: int) -> str:

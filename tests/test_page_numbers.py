@@ -1,0 +1,72 @@
+"""Numbers on pages are those of files: tables are what their commands write, and quoted intervals stand in results."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "methods").glob("*.md"))]
+WRITING = r"^(?:\$ )?((?:protofed table|python benchmarks/(?:curve|rounds_to)\.py) .*docs/results/\S+\.md.*)$"
+COMMANDS = [line for page in PAGES for line in re.findall(WRITING, page.read_text(encoding="utf-8"), flags=re.M)]
+NUMBER = r"[+−-]?\d+(?:,\d{3})*(?:\.\d+)?"
+PAIR = re.compile(rf"({NUMBER}) ± ({NUMBER})")
+OTHERS = ("claims.md", "reproduce.md", "privacy.md", "differential-privacy.md")
+"""Pages that are not held against tables: one is a source, one has an example, and two are made from privacy.jsonl."""
+
+
+def included(page: Path) -> list[str]:
+    return re.findall(r'^--8<-- "(docs/results/.+?)"$', page.read_text(encoding="utf-8"), flags=re.M)
+
+
+def test_commands_that_write_tables_were_found():
+    assert len(COMMANDS) >= 15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_table_is_what_its_command_writes(line, tmp_path, monkeypatch, call):
+    program, *words = shlex.split(line)
+    (out,) = (word for word in words if re.fullmatch(r"docs/results/\S+\.md", word))
+    assert any(out in included(page) for page in PAGES), f"no page shows {out}"
+    monkeypatch.chdir(ROOT)
+    words = [str(tmp_path / "out.md") if word == out else word for word in words]
+    if program == "protofed":
+        assert call(*words)[0] == 0
+    else:
+        monkeypatch.setattr(sys, "argv", words)
+        runpy.run_path(words[0], run_name="__main__")
+    assert (tmp_path / "out.md").read_text(encoding="utf-8") == (ROOT / out).read_text(encoding="utf-8")
+
+
+def test_quoted_intervals_stand_in_results():
+    """Every `a ± b` of a page is one of a stored table or of the claims, rounded; a sign may be turned with its words."""
+    files = [*RESULTS.rglob("*.md"), *RESULTS.rglob("*.txt"), ROOT / "docs" / "claims.md"]
+    stored = {pair for file in files for pair in PAIR.findall(file.read_text(encoding="utf-8"))}
+    texts = {
+        (page.name, pair) for page in PAGES if page.name not in OTHERS for pair in PAIR.findall(page.read_text("utf-8"))
+    }
+    assert len(texts) > 50
+    unknown = [found for found in texts if not any(_rounds_to(pair, found[1]) for pair in stored)]
+    assert unknown == []
+
+
+def _rounds_to(stored: tuple[str, str], quoted: tuple[str, str]) -> bool:
+    return all(
+        _places(s) >= _places(q) and abs(_size(s) - _size(q)) <= 0.5 * 10 ** -_places(q) + 1e-9
+        for s, q in zip(stored, quoted, strict=True)
+    )
+
+
+def _places(number: str) -> int:
+    return len(number.partition(".")[2])
+
+
+def _size(number: str) -> float:
+    return float(number.lstrip("+−-").replace(",", ""))
