@@ -147,7 +147,7 @@ def test_a_folder_of_before_says_it_from_its_settings(tmp_path):
     assert with_protocol(old, {})["protocol"] is None, "nothing is known"
 
 
-OLD = ("fedsap-fashion-mnist", "fedpagr-table1-laptop/mimic-iv", "fedapa-few-laptop/lr-0.01", "first/alike")
+OLD = ("fedsap-fashion-mnist", "fedapa-few-laptop/lr-0.01", "first/alike")
 
 
 @pytest.mark.parametrize("name", OLD)
