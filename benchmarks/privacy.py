@@ -2,8 +2,8 @@
 
 Fashion-MNIST, 500 clients with three classes and twelve samples of each, 15 rounds, the privacy of a client. Noise at the
 server (`central`) and at the clients (`local`). Each run that finishes is a line of the file; the script may be stopped,
-and goes on with what is missing. `--table` writes the table of docs/differential-privacy.md and the figure beside it,
-from the file.
+and goes on with what is missing. `--table` writes the table beside the file, as `privacy.md`,
+and the figure of docs/differential-privacy.md.
 
 The clips were set before any of these runs, from norms of prototypes that three rounds with another seed gave on
 training samples; nothing was tuned on test samples.
@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 
 import protofed as pf
 from protofed.auditing import audit_numbers
+from protofed.disk import write_atomically
 from protofed.results.tables import mean_and_deviation
 
 matplotlib.use("Agg")
@@ -45,7 +45,6 @@ LOCAL = (8.0, 1.0)  # with noise at the clients there is little between them
 SEEDS = (1, 2, 3)
 AUDITED = 12  # clients
 DOCS = Path(__file__).parents[1] / "docs"
-MARK = re.compile(r"(<!-- epsilon -->\n)(.*?)(<!-- /epsilon -->)", re.DOTALL)
 
 
 def cases() -> list[dict[str, Any]]:
@@ -172,9 +171,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.table:
         rows = read(options.file)
-        page = DOCS / "differential-privacy.md"
-        text = MARK.sub(lambda m: f"{m[1]}\n{table(rows)}\n\n{m[3]}", page.read_text(encoding="utf-8"))
-        page.write_text(text, encoding="utf-8")
+        write_atomically(options.file.with_suffix(".md"), f"{table(rows)}\n".encode())
         figure(rows, DOCS / "assets" / "privacy-epsilon.svg")
         return
     torch.set_num_threads(1)
