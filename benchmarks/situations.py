@@ -31,7 +31,8 @@ SITUATIONS = (
         "",
     ),
     ("Wi-Fi crowd counting, sites are sessions in rooms", "fedapa-table3-laptop/one-architecture", ""),
-    ("Wi-Fi activities, sites are people in rooms", "fedapa-csi-activity", ""),
+    ("Wi-Fi activities, sites are people in rooms", "fedapa-activity-laptop/one-architecture", ""),
+    ("the same with three networks", "fedapa-activity-laptop/three-architectures", ""),
     ("the same people and rooms, three labelled windows of each activity", "fedapa-few-laptop/lr-0.05", ""),
 )
 NAMES = {

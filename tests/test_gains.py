@@ -204,10 +204,10 @@ def test_no_cell_is_cut_on_a_terminal():
 def test_gains_are_chosen_on_the_command_line(call):
     words = ["--columns", "head,gain_head,worst_head,total_bytes_up", "--format"]
     code, out, _ = call("table", RESULTS / "digits", *words, "markdown")
-    assert code == 0 and "| method | head | gain head | worst client head | MB up |" in out
-    assert "| fedavg | 95.93 ± 0.89 | −1.66 ± 2.32 | 88.78 ± 2.85 | 139.1 |" in out.replace("**", "")
+    assert code == 0 and "| variant | head | gain head | worst client head | MB up |" in out
+    assert "| fedavg | 95.93 ± 0.89 | −1.66 ± 2.32 | 88.75 ± 2.82 | 139.1 |" in out.replace("**", "")
     header = call("table", RESULTS / "digits", *words, "csv")[1].splitlines()[0]
-    assert header == "label,method,seed,accuracy_head,gain_accuracy_head,worst_head,total_bytes_up"
+    assert header == "label,method,control,seed,accuracy_head,gain_accuracy_head,worst_head,total_bytes_up"
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

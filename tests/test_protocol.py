@@ -22,6 +22,7 @@ from protofed.results.notes import notes
 from protofed.results.protocol import protocol_notes, protocol_of, with_protocol
 from protofed.results.read import read_folder, read_rows
 from protofed.wire import decode, encode
+from support.run_folders import FIRST_VERSION
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 FEW = {
@@ -147,18 +148,18 @@ def test_a_folder_of_before_says_it_from_its_settings(tmp_path):
     assert with_protocol(old, {})["protocol"] is None, "nothing is known"
 
 
-OLD = ("fedsap-fashion-mnist", "fedapa-few-laptop/lr-0.01", "first/alike")
+OLD = (FIRST_VERSION, RESULTS / "fedapa-few-laptop/lr-0.01", RESULTS / "first/alike")
 
 
-@pytest.mark.parametrize("name", OLD)
-def test_a_stored_table_of_a_version_without_the_line_says_its_settings(name):
+@pytest.mark.parametrize("folder", OLD, ids=lambda folder: folder.name)
+def test_a_stored_table_of_a_version_without_the_line_says_its_settings(folder):
     """Their summaries have no protocol, and the first one's settings no `scope` and no `candidates`."""
-    assert all("protocol" not in summary for summary in read_summaries(RESULTS / name).values())
-    settings = next(iter(ComparisonFolder(RESULTS / name).read().settings.values()))
+    assert all("protocol" not in summary for summary in read_summaries(folder).values())
+    settings = next(iter(ComparisonFolder(folder).read().settings.values()))
     scored = "test=local" if settings["test"] == "local" else "scope=own"
-    [line] = protocol_notes(read_rows(RESULTS / name)[0])
+    [line] = protocol_notes(read_rows(folder)[0])
     assert scored in line and f"candidates={settings.get('candidates', 'own')}" in line
-    assert line in (RESULTS / name / "table.md").read_text(encoding="utf-8").splitlines()
+    assert line in (folder / "table.md").read_text(encoding="utf-8").splitlines()
 
 
 def test_the_columns():

@@ -32,6 +32,7 @@ from protofed.results.read import read_rows
 from protofed.results.tables import setting_text
 from protofed.schedules import ramp
 from protofed.wire import Exchange, bank, number
+from support.run_folders import FIRST_VERSION
 from support.small import SMALL, blobs
 
 
@@ -363,9 +364,8 @@ def test_kill_9_and_resume_gives_the_same_bytes(tmp_path):
 
 
 def test_a_finished_comparison_of_the_first_version_resumes_to_its_table(tmp_path):
-    name = "fedsap-fashion-mnist"
-    before = (RESULTS / name / "table.md").read_text().splitlines()
-    unpack(RESULTS / name, tmp_path / "c")
+    before = (FIRST_VERSION / "table.md").read_text().splitlines()
+    unpack(FIRST_VERSION, tmp_path / "c")
     record = json.loads((tmp_path / "c" / "comparison.json").read_text())
     if "variants" in record:
         record["methods"] = [v["label"] for v in record.pop("variants")]

@@ -31,6 +31,7 @@ from protofed.results.tables import (
     results_csv,
     significance,
 )
+from support.run_folders import FIRST_VERSION
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 
@@ -433,16 +434,17 @@ def test_one_runs_table_shows_what_was_measured():
     assert "MAE head" in text and "MAE" not in plain(summary_table(summary(1, 0.5)))
 
 
-@pytest.mark.parametrize("name", ["digits", "fedsap-fashion-mnist"])
-def test_committed_comparisons_of_the_first_version_are_readable(name):
-    rows, columns = read_rows(RESULTS / name)
-    record = json.loads((RESULTS / name / "comparison.json").read_text())
+@pytest.mark.parametrize("folder", [RESULTS / "digits", FIRST_VERSION], ids=["today", "first version"])
+def test_stored_comparisons_are_readable(folder):
+    rows, columns = read_rows(folder)
+    record = json.loads((folder / "comparison.json").read_text())
+    stored = json.loads((folder / "summaries.json").read_text())
     assert columns is None and [r.label for r in rows] == record.get("methods", [r.label for r in rows])
     for r in rows:
         heads = []
         for seed in record["seeds"]:
-            stored = json.loads((RESULTS / name / "summaries.json").read_text())
-            heads.append(100 * stored[f"{r.label}-seed{seed}"]["last_five"]["accuracy_head"])
+            name = r.label.replace(" ", "-")
+            heads.append(100 * stored[f"{name}-seed{seed}"]["last_five"]["accuracy_head"])
         expected = f"{statistics.fmean(heads):.2f} ± {statistics.stdev(heads):.2f}"
         assert expected in next(line for line in comparison_markdown(rows).splitlines() if f"| {r.label} |" in line)
 

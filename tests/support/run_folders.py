@@ -1,4 +1,4 @@
-"""Run folders made by hand, with known numbers: what a report reads, without training anything."""
+"""Run folders made by hand, with known numbers, and a stored one: what a report reads, without training anything."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+FIRST_VERSION = Path(__file__).parent.parent / "stored" / "first-version"
+"""A comparison on Fashion-MNIST that the first version of protofed made: its summaries have format 1."""
 CLASSES = ["cat", "dog", "fox"]
 KINDS = {"prototypes": 100, "weights": 0, "scalars": 8, "framing": 20}
 
