@@ -65,6 +65,15 @@ def test_a_file_of_the_published_form_loads(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.filterwarnings("error")
+def test_a_network_built_for_its_shapes_takes_no_weights_and_warns_of_nothing(name: str, tmp_path: Path) -> None:
+    torch.save(published(name), tmp_path / "weights.pth")
+    with torch.device("meta"):
+        model = models.build(name, (3, 32, 32), 4, stem="imagenet", pretrained=str(tmp_path / "weights.pth"))
+    assert all(value.is_meta for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize("name", HEADS)
 def test_a_wrong_file_is_one_line(name: str, tmp_path: Path) -> None:
     save_file({"some.weight": torch.zeros(2)}, tmp_path / "other.safetensors")
     with pytest.raises(
