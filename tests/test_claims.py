@@ -42,8 +42,12 @@ def test_what_a_difference_shows_by_hand(values, least, within):
     mean, half = statistics.fmean(values), T[len(values)] * statistics.stdev(values) / math.sqrt(len(values))
     if abs(mean - half - least) > 1e-4:
         assert finding(values, least=least).shows == (mean - half > least)
+    if abs(mean + half - least) > 1e-4:
+        assert finding(values, least=least).contradicts == (mean + half < least)
     if abs(abs(mean) + half - within) > 1e-4:
         assert finding(values, within=within).shows == (-within < mean - half and mean + half < within)
+    if abs(abs(mean) - half - within) > 1e-4:
+        assert finding(values, within=within).contradicts == (mean - half > within or mean + half < -within)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,7 @@ def test_the_verdict(papers, ours, verdict):
 def test_what_is_counted_needs_no_seeds():
     assert finding([0.0], counted=True, within=0.0).shows and not finding([0.1], counted=True, within=0.0).shows
     assert finding([2.0], counted=True, least=1.0).shows and not finding([2.0], least=1.0).measured
+    assert finding([0.5], counted=True, least=1.0).contradicts and not finding([0.5], least=1.0).contradicts
 
 
 # --- the claims -------------------------------------------------------------------------------------------------------
@@ -175,7 +180,7 @@ def test_a_folder_that_is_missing_is_not_measured_yet(tmp_path):
     (found,) = read(tmp_path, text, tmp_path / "results")
     assert found.gain is None and not found.command
     page = claims_page(tmp_path / "results")  # counted tables need no files
-    assert "| S8 |" in page and re.search(r"^\| S8 \|.*\*\*holds\*\* \|$", page, flags=re.M)
+    assert "| S8 |" in page and re.search(r"^\| S8 \|.*\*\*holds\*\*<br>3 of 3 show it \|$", page, flags=re.M)
     assert not re.search(r"^\| S1 \|.*\*\*holds", page, flags=re.M)
 
 
@@ -216,11 +221,19 @@ def test_the_page_is_of_today(page):
 def test_the_page_has_every_claim_once_with_a_verdict(page):
     for paper in PAPERS:
         for claim in load_claims(paper):
-            assert len(re.findall(rf"^\| {claim.id} \|.*\| \*\*[a-z ]+\*\* \|$", page, flags=re.M)) == 1, claim.id
+            assert len(re.findall(rf"^\| {claim.id} \|.*\| \*\*[a-z ]+\*\*.* \|$", page, flags=re.M)) == 1, claim.id
     overview = re.search(r"^\| all \| (.+) \|$", page, flags=re.M)
     assert overview is not None
     *verdicts, total = map(int, overview[1].split(" | "))
     assert sum(verdicts) == total == sum(len(load_claims(paper)) for paper in PAPERS)
+    lost = [line for line in page.splitlines() if "**does not hold here**<br>" in line]
+    against = sum("the opposite |" in line for line in lost)
+    assert f"Of the {len(lost)} that do not hold here, {against} are contradicted" in page
+
+
+def test_a_column_that_is_not_run_by_default_is_named_in_its_command(page):
+    assert "`protofed reproduce fedsap/table1`" in page  # whose columns are the default ones
+    assert '`protofed reproduce fedarpl/cifar10 --only "250, IID"`' in page
 
 
 def test_the_command(call, tmp_path):
@@ -229,7 +242,7 @@ def test_the_command(call, tmp_path):
     code, out, err = call("claims", tmp_path / "results", "--out", tmp_path / "page.md")
     assert code == 0 and "page.md" in out, err
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert re.search(r"^\| F16 \|.*σ 10 \+.*\*\*holds\*\* \|$", text, flags=re.M)
+    assert re.search(r"^\| F16 \|.*σ 10 \+.*\*\*holds\*\*<br>1 of 1 show it \|$", text, flags=re.M)
     assert f"- `{name}/svhn-iid`: fashion-mnist at 16 × 16, 20 clients" in text
     code, _, err = call("claims", tmp_path / "nowhere")
     assert code == 2 and "no such folder of results" in err

@@ -60,9 +60,11 @@ class Evidence:
         size = next((size for size in SIZES if name and folder.parent.name == folder_name(name, size)), None)
         if size is None:
             return ""
-        changed = changed_column(self._preset(name), column, size, folder)
+        preset = self._preset(name)
+        changed = changed_column(preset, column, size, folder)
         since = f", which has since changed {', '.join(changed)}" if changed else ""
-        return f"`protofed reproduce {name}`{since}"
+        only = "" if column in preset.columns(size) else f' --only "{column}"'
+        return f"`protofed reproduce {name}{' --size paper' * (size == 'paper')}{only}`{since}"
 
     # --- a test's comparisons -----------------------------------------------------------------------------------------
     def _compared(self, test: Comparison) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...disk import write_atomically
@@ -44,10 +44,10 @@ def claims_page(results: Path) -> str:
     ]
     sums = [str(sum(int(line[k]) for line in overview)) for k in range(1, len(VERDICTS) + 2)]
     table = markdown_table(["", *VERDICTS, "claims"], [*overview, ["all", *sums]], align="---:")
-    parts = [f"{HEAD.read_text(encoding='utf-8')}\n{table}\n"]
+    parts = [f"{HEAD.read_text(encoding='utf-8')}\n{table}\n{_against(judged)}"]
     for paper, lines in judged.items():
         cells = [
-            [claim.id, claim.claim, claim.where, _tests(claim, found), f"**{verdict}**"]
+            [claim.id, claim.claim, claim.where, _tests(claim, found), f"**{verdict}**{_count(found)}"]
             for claim, found, verdict in lines
         ]
         text = markdown_table(["", "claim", "where", "our test: effect", "verdict"], cells)
@@ -73,6 +73,29 @@ def write_claims(results: Path, out: Path) -> None:
 
 def _found(paper: str, evidence: Evidence) -> list[tuple[Claim, list[Finding]]]:
     return [(claim, evidence.findings(claim)) for claim in load_claims(paper)]
+
+
+def _against(judged: Mapping[str, Sequence[tuple[Claim, Sequence[Finding], Verdict]]]) -> str:
+    """What the claims that do not hold here divide into: those with a comparison that contradicts them, and the others."""
+    lost = [found for lines in judged.values() for _, found, verdict in lines if verdict == "does not hold here"]
+    if not lost:
+        return ""
+    contradicted = sum(any(f.contradicts for f in found if not f.stronger) for found in lost)
+    return (
+        f"\nOf the {len(lost)} that do not hold here, {contradicted} are contradicted by one comparison with the paper's "
+        f"rows or more, whose whole interval is on the other side; of the other {len(lost) - contradicted} these runs show "
+        "neither the claim nor its opposite.\n"
+    )
+
+
+def _count(findings: Sequence[Finding]) -> str:
+    """How many of the comparisons with the paper's rows show the claim, and how many contradict it."""
+    papers = [f for f in findings if f.measured and not f.stronger]
+    papers = papers or [f for f in findings if f.measured]  # as the verdict has it
+    if not papers:
+        return ""
+    shown, against = sum(f.shows for f in papers), sum(f.contradicts for f in papers)
+    return f"<br>{shown} of {len(papers)} show it" + (f", {against} the opposite" if against else "")
 
 
 def _tests(claim: Claim, findings: Sequence[Finding]) -> str:

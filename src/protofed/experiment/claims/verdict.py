@@ -9,7 +9,8 @@
 | holds in part | some comparisons with the paper's rows show it; others do not, or have not been measured |
 | does not hold here | no comparison with the paper's rows shows it: no interval is wholly above the least difference |
 
-*Does not hold here* says that these seeds, at this size, do not show it. It does not say that the opposite is true.
+*Does not hold here* says that these seeds, at this size, do not show it. It does not say that the opposite is true: how many
+comparisons contradict the claim, with their whole interval on the other side, is counted beside every verdict.
 """
 
 from __future__ import annotations
@@ -74,10 +75,23 @@ class Finding:
         """Whether the whole interval lies where the claim says: above the least difference, or within the bounds."""
         if self.gain is None or not self.measured:
             return False
-        half = 0.0 if self.counted else self.gain.half or 0.0
         if self.within is not None:
-            return abs(self.gain.mean) + half <= self.within + 1e-9
-        return self.gain.mean - half > self.least + 1e-9
+            return abs(self.gain.mean) + self.half <= self.within + 1e-9
+        return self.gain.mean - self.half > self.least + 1e-9
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the whole interval lies on the other side: below the least difference, or outside the bounds."""
+        if self.gain is None or not self.measured:
+            return False
+        if self.within is not None:
+            return abs(self.gain.mean) - self.half > self.within + 1e-9
+        return self.gain.mean + self.half < self.least - 1e-9
+
+    @property
+    def half(self) -> float:
+        """Half of the interval; 0 of counted numbers."""
+        return 0.0 if self.counted or self.gain is None else self.gain.half or 0.0
 
 
 def verdict_of(findings: Sequence[Finding], cannot: str = "") -> Verdict:
