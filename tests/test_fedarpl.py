@@ -670,3 +670,11 @@ def test_a_sample_goes_through_the_network_as_often_as_the_preset_counts(row, me
     trained = {"semifl": 2, "fl2": 3, "fedarpl": 1}[method] * passes.EPOCHS
     others = passes.counts()["passes"][row][0] - trained * passes.TRAINED
     assert counted == pytest.approx(trained * (once + back) + others * once, rel=0.02)
+
+
+def test_semifls_passes_follow_the_share_that_it_is_confident_of():
+    """As in its authors' code: 3 passes and 30 for the share, which is Fed-ARPL's number at two thirds."""
+    counted = passes.counts()["passes"]
+    assert counted["SemiFL"] == [33] == [passes.of_semifl(1)] and passes.of_semifl(0) == 3
+    assert counted["SemiFL, confident samples alone (half)"] == [18]
+    assert [passes.of_semifl(2 / 3)] == pytest.approx(counted["Fed-ARPL, phase 3"])

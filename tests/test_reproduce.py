@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from protofed.experiment.reproduce import (
     read_preset,
     run_plan,
 )
+from protofed.experiment.reproduce.ledger import folder_name
 from protofed.experiment.reproduce.run import take_finished
 from protofed.experiment.settings import parse_pairs
 from protofed.methods.control import has_control
@@ -100,7 +102,7 @@ def test_columns_differ_in_their_settings():
 
 
 def test_the_table_of_a_column_has_the_presets_measures_first():
-    columns = {name: plan(name, seeds=1) for name in ("fedarpl/table1", "fedsap/fig4", "fedsap/table1")}
+    columns = {name: plan(name, seeds=1) for name in ("fedarpl/table1", "fedsap/fig4", "fedsap/pretrained")}
     shared, picture, usual = (next(iter(p.grids.values())).columns for p in columns.values())
     costs = ["bytes_up", "bytes_down", "seconds"]
     assert shared == ["whole_head", "accuracy_head", "accuracy_prototype", *costs]
@@ -143,6 +145,27 @@ def test_a_table_has_what_its_methods_are_compared_with(name):
         if any(has_control(methods.get(s.method.name)) for s in rows.values()):
             assert any(s.method.name == "local" for s in rows.values()), "no Local"
             assert any((s.method.name, s.general.control) == (paper, "own") for s in rows.values()), "no control"
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_what_is_stored_has_it_too(name):
+    """Each measured column: Local, the control, labels alone and all labels, three seeds of every row, and its protocol."""
+    preset = load_preset(name)
+    kinds = {}
+    for label, s in cells(name, "laptop").items():
+        alone = s.method.name in ("local", "server-only") or s.general.control == "own"
+        if alone or (s.general.labels == "all" and any(map(sees_unlabelled, cells(name, "laptop").values()))):
+            kinds.setdefault((s.method.name, s.general.control, s.general.labels), []).append(label)
+    for folder in sorted((ROOT / "docs/results" / folder_name(name, "laptop")).glob("*/comparison.json")):
+        stored = json.loads((folder.parent / "summaries.json").read_text(encoding="utf-8"))
+        labels = {v["folder"]: v["label"] for v in json.loads(folder.read_text(encoding="utf-8"))["variants"]}
+        seeds = Counter(labels[run.rpartition("-seed")[0]] for run in stored)
+        assert all(number >= 3 for number in seeds.values()), f"{folder.parent}: {seeds}"
+        assert set(seeds) <= set(preset.labels), f"{folder.parent}: rows that the preset has not"
+        for kind, rows in kinds.items():
+            assert seeds.keys() & set(rows), f"{folder.parent}: no row of {kind}: {rows}"
+        table = (folder.parent / "table.md").read_text(encoding="utf-8")
+        assert re.search(r"^protocol: scored on .+\((?:scope|test)=\w+\), .+\(candidates=\w+\)$", table, flags=re.M)
 
 
 def test_measures_that_can_order_methods_differently_stand_beside_each_other():

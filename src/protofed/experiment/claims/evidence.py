@@ -63,8 +63,7 @@ class Evidence:
         preset = self._preset(name)
         changed = changed_column(preset, column, size, folder)
         since = f", which has since changed {', '.join(changed)}" if changed else ""
-        only = "" if column in preset.columns(size) else f' --only "{column}"'
-        return f"`protofed reproduce {name}{' --size paper' * (size == 'paper')}{only}`{since}"
+        return f"`{_command(preset, column, size)}`{since}"
 
     # --- a test's comparisons -----------------------------------------------------------------------------------------
     def _compared(self, test: Comparison) -> Iterator[Finding]:
@@ -86,7 +85,7 @@ class Evidence:
                     test.within,
                     source=", ".join(f.relative_to(self.results).as_posix() for f in self._folders(test, column)),
                     heading=_heading(test, column if len(columns) > 1 or test.less_in else ""),
-                    command=f"protofed reproduce {test.preset}" if test.preset else "",
+                    command=_command(self._preset(test.preset), column, "laptop") if test.preset else "",
                 )
 
     def _gain(self, test: Comparison, column: str, worse: str) -> Gain | None:
@@ -168,6 +167,12 @@ def changed_column(preset: Preset, column: str, size: Size, folder: Path) -> lis
         keys = changed_settings(settings, stored[cell])
         changed |= dict.fromkeys(key for key in keys if key.partition(".")[0] not in UNJUDGED)
     return [key.replace("method.", "") for key in changed]
+
+
+def _command(preset: Preset, column: str, size: Size) -> str:
+    """What measures a column of a preset; one that is not run unless it is asked for is named."""
+    named = "" if column in preset.columns(size) else f' --only "{column}"'
+    return f"protofed reproduce {preset.name}{' --size paper' if size == 'paper' else ''}{named}"
 
 
 def _heading(test: Comparison, column: str) -> str:

@@ -132,7 +132,7 @@ def _effect(finding: Finding) -> str:
     assert finding.gain is not None
     mark = " ‡" if finding.stronger else ""
     bound = f" (asked: within {finding.within:g})" if finding.within is not None else ""
-    bound = bound or (f" (asked: above {finding.least:g})" if finding.least else "")
+    bound = bound or (f" (asked: above {finding.least:g})".replace("-", "−") if finding.least else "")
     half = None if finding.counted else finding.gain.half
     effect = gain_text(finding.gain.mean, half, finding.gain.column.digits)
     return f"{finding.better} − {finding.worse}{mark} {effect}{bound}"
