@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -180,8 +181,10 @@ def test_a_folder_that_is_missing_is_not_measured_yet(tmp_path):
     (found,) = read(tmp_path, text, tmp_path / "results")
     assert found.gain is None and not found.command
     page = claims_page(tmp_path / "results")  # counted tables need no files
-    assert "| S8 |" in page and re.search(r"^\| S8 \|.*\*\*holds\*\*<br>3 of 3 show it \|$", page, flags=re.M)
-    assert not re.search(r"^\| S1 \|.*\*\*holds", page, flags=re.M)
+    assert "### S8" in page and re.search(
+        r"^\| \[S8\]\(#s8\) \|.*\*\*holds\*\*<br>3 of 3 show it \|$", page, flags=re.M
+    )
+    assert not re.search(r"^\| \[S1\]\(#s1\) \|.*\*\*holds", page, flags=re.M)
 
 
 def test_the_row_of_one_round(tmp_path):
@@ -221,7 +224,13 @@ def test_the_page_is_of_today(page):
 def test_the_page_has_every_claim_once_with_a_verdict(page):
     for paper in PAPERS:
         for claim in load_claims(paper):
-            assert len(re.findall(rf"^\| {claim.id} \|.*\| \*\*[a-z ]+\*\*.* \|$", page, flags=re.M)) == 1, claim.id
+            row = rf"^\| \[{claim.id}\]\(#{claim.id.lower()}\) \|.*\| \*\*([a-z ]+)\*\*.* \|$"
+            (verdict,) = re.findall(row, page, flags=re.M)
+            entry = re.search(rf"^### {claim.id}\n\n(.+?)(?=\n##|\Z)", page, flags=re.M | re.S)
+            assert entry is not None and f"**{verdict.capitalize()}**." in entry[1], claim.id
+            marks = Counter(re.findall(r"([✓✗○]) ", re.sub(r"[✓✗○] [^<|]*‡[^<|]*", "", entry[1])))
+            if verdict == "holds":
+                assert set(marks) <= {"✓"}, claim.id  # with the paper's rows; the stronger ones are left out
     overview = re.search(r"^\| all \| (.+) \|$", page, flags=re.M)
     assert overview is not None
     *verdicts, total = map(int, overview[1].split(" | "))
@@ -242,7 +251,8 @@ def test_the_command(call, tmp_path):
     code, out, err = call("claims", tmp_path / "results", "--out", tmp_path / "page.md")
     assert code == 0 and "page.md" in out, err
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
-    assert re.search(r"^\| F16 \|.*σ 10 \+.*\*\*holds\*\*<br>1 of 1 show it \|$", text, flags=re.M)
+    assert re.search(r"^\| \[F16\]\(#f16\) \|.*\*\*holds\*\*<br>1 of 1 show it \|$", text, flags=re.M)
+    assert re.search(r"^\| .* \| ✓ σ none − σ 10 \+\d.* \|$", text, flags=re.M)
     assert f"- `{name}/svhn-iid`: fashion-mnist at 16 × 16, 20 clients" in text
     code, _, err = call("claims", tmp_path / "nowhere")
     assert code == 2 and "no such folder of results" in err

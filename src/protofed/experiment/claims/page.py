@@ -47,17 +47,18 @@ def claims_page(results: Path) -> str:
     parts = [f"{HEAD.read_text(encoding='utf-8')}\n{table}\n{_against(judged)}"]
     for paper, lines in judged.items():
         cells = [
-            [claim.id, claim.claim, claim.where, _tests(claim, found), f"**{verdict}**{_count(found)}"]
+            [f"[{claim.id}](#{claim.id.lower()})", claim.claim, claim.where, f"**{verdict}**{_count(found)}"]
             for claim, found, verdict in lines
         ]
-        text = markdown_table(["", "claim", "where", "our test: effect", "verdict"], cells)
+        text = markdown_table(["", "claim", "where", "verdict"], cells)
+        entries = "\n".join(_entry(claim, found, verdict) for claim, found, verdict in lines)
         folders: dict[Path, str] = {}
         for claim, _, _ in lines:
             for folder, command in evidence.folders(claim).items():
                 folders[folder] = folders.get(folder) or command
         settings = "".join(f"- {evidence.setting(folder)}{_made(command)}\n" for folder, command in folders.items())
-        measured = f"\nMeasured in:\n\n{settings}" if folders else ""
-        parts.append(f"## {PAPERS[paper]}\n\n{text}\n{measured}")
+        runs = f"\n### Runs of {PAPERS[paper]}\n\n{settings}" if folders else ""
+        parts.append(f"## {PAPERS[paper]}\n\n{text}\n\n{entries}{runs}")
     return "\n".join(parts)
 
 
@@ -98,26 +99,26 @@ def _count(findings: Sequence[Finding]) -> str:
     return f"<br>{shown} of {len(papers)} show it" + (f", {against} the opposite" if against else "")
 
 
-def _tests(claim: Claim, findings: Sequence[Finding]) -> str:
-    """The cell of a claim's comparisons: by what they are of, each difference with its interval; then commands and note."""
-    if claim.cannot:
-        return claim.cannot
+def _entry(claim: Claim, findings: Sequence[Finding], verdict: Verdict) -> str:
+    """What the verdict on a claim rests on: its comparisons in a table, what is not measured, and the note."""
+    parts = [f"### {claim.id}", f"{claim.claim} ({claim.where}) **{verdict.capitalize()}**."]
     lines: dict[str, list[str]] = {}
     for finding in findings:
         if finding.measured:
             lines.setdefault(f"{finding.heading} (`{finding.source}`)", []).append(_effect(finding))
-    texts = [f"{heading}: {'; '.join(effects)}" for heading, effects in lines.items()]
+    if lines:
+        cells = [[heading, "<br>".join(effects)] for heading, effects in lines.items()]
+        parts.append(markdown_table(["compared", "difference"], cells))
     missing: dict[str, list[str]] = {}
     for finding in findings:
         if not finding.measured:
             missing.setdefault(finding.heading, []).append(f"{finding.better} − {finding.worse}{_few(finding)}")
     if missing:
         what = "; ".join(f"{heading}: {', '.join(pairs)}" for heading, pairs in missing.items())
-        commands = dict.fromkeys(f"`{f.command}`" for f in findings if f.command and not f.measured)
-        texts.append(f"not measured ({', '.join(commands)}): {what}" if commands else f"not measured: {what}")
-    if claim.note:
-        texts.append(f"*{claim.note}*")
-    return "<br>".join(texts)
+        commands = ", ".join(dict.fromkeys(f"`{f.command}`" for f in findings if f.command and not f.measured))
+        parts.append(f"Not measured{f' ({commands})' if commands else ''}: {what}.")
+    parts += [f"*{text}*" for text in (claim.cannot, claim.note) if text]
+    return "\n\n".join(parts) + "\n"
 
 
 def _made(command: str) -> str:
@@ -135,4 +136,5 @@ def _effect(finding: Finding) -> str:
     bound = bound or (f" (asked: above {finding.least:g})".replace("-", "−") if finding.least else "")
     half = None if finding.counted else finding.gain.half
     effect = gain_text(finding.gain.mean, half, finding.gain.column.digits)
-    return f"{finding.better} − {finding.worse}{mark} {effect}{bound}"
+    sign = "✓" if finding.shows else "✗" if finding.contradicts else "○"
+    return f"{sign} {finding.better} − {finding.worse}{mark} {effect}{bound}"
