@@ -57,7 +57,9 @@ def main(results: Path, out: Path) -> None:
     lines = []
     for title, folder, kind in SITUATIONS:
         rows = [row for row in read_rows(results / folder)[0] if row.label.endswith(LINEAR) == bool(kind)]
-        rows = [row for row in rows if not any(row.label.startswith(f"{other.label}, ") for other in rows)]  # no ablations
+        rows = [
+            row for row in rows if not any(row.label.startswith(f"{other.label}, ") for other in rows)
+        ]  # no ablations
         [local] = [row for row in rows if row.is_local]
         alone = " / ".join(f"{fmean(column.by_seed(local).values()):.1f}" for column in columns)
         gained = [gain_cell(rows, column) for column in columns]
