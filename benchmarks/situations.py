@@ -57,9 +57,7 @@ def main(results: Path, out: Path) -> None:
     lines = []
     for title, folder, kind in SITUATIONS:
         rows = [row for row in read_rows(results / folder)[0] if row.label.endswith(LINEAR) == bool(kind)]
-        rows = [
-            row for row in rows if not any(row.label.startswith(f"{other.label}, ") for other in rows)
-        ]  # no ablations
+        rows = [row for row in rows if not is_ablation(row, rows)]
         [local] = [row for row in rows if row.is_local]
         alone = " / ".join(f"{fmean(column.by_seed(local).values()):.1f}" for column in columns)
         gained = [gain_cell(rows, column) for column in columns]
@@ -74,6 +72,11 @@ def gain_cell(rows: Sequence[Row], column: Column) -> str:
     apart = [f"{names[gain.label]} {gain.text}" for gain in gains if gain.verdict != "not different"]
     alike = [names[gain.label] for gain in gains if gain.verdict == "not different"]
     return "; ".join([*apart, *([f"not different: {names_text(alike)}"] if alike else [])]) or MISSING
+
+
+def is_ablation(row: Row, rows: Sequence[Row]) -> bool:
+    """Whether a variant is a part of another one: `FedSAP, proxy` beside `FedSAP`."""
+    return any(row.label.startswith(f"{other.label}, ") for other in rows)
 
 
 def shown_name(row: Row, rows: Sequence[Row]) -> str:

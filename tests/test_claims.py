@@ -44,11 +44,11 @@ def test_what_a_difference_shows_by_hand(values, least, within):
     if abs(mean - half - least) > 1e-4:
         assert finding(values, least=least).shows == (mean - half > least)
     if abs(mean + half - least) > 1e-4:
-        assert finding(values, least=least).contradicts == (mean + half < least)
+        assert finding(values, least=least).opposes == (mean + half < least)
     if abs(abs(mean) + half - within) > 1e-4:
         assert finding(values, within=within).shows == (-within < mean - half and mean + half < within)
     if abs(abs(mean) - half - within) > 1e-4:
-        assert finding(values, within=within).contradicts == (mean - half > within or mean + half < -within)
+        assert finding(values, within=within).opposes == (mean - half > within or mean + half < -within)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_verdict(papers, ours, verdict):
 def test_what_is_counted_needs_no_seeds():
     assert finding([0.0], counted=True, within=0.0).shows and not finding([0.1], counted=True, within=0.0).shows
     assert finding([2.0], counted=True, least=1.0).shows and not finding([2.0], least=1.0).measured
-    assert finding([0.5], counted=True, least=1.0).contradicts and not finding([0.5], least=1.0).contradicts
+    assert finding([0.5], counted=True, least=1.0).opposes and not finding([0.5], least=1.0).opposes
 
 
 # --- the claims -------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_the_page_has_every_claim_once_with_a_verdict(page):
     assert sum(verdicts) == total == sum(len(load_claims(paper)) for paper in PAPERS)
     lost = [line for line in page.splitlines() if "**does not hold here**<br>" in line]
     against = sum("the opposite |" in line for line in lost)
-    assert f"Of the {len(lost)} that do not hold here, {against} are contradicted" in page
+    assert f"Of the {len(lost)} that do not hold here, {against} have a comparison that shows the opposite" in page
 
 
 def test_a_column_that_is_not_run_by_default_is_named_in_its_command(page):

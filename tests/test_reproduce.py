@@ -150,11 +150,11 @@ def test_a_table_has_what_its_methods_are_compared_with(name):
 @pytest.mark.parametrize("name", TRAINED)
 def test_what_is_stored_has_it_too(name):
     """Each measured column: Local, the control, labels alone and all labels, three seeds of every row, and its protocol."""
-    preset = load_preset(name)
-    kinds = {}
-    for label, s in cells(name, "laptop").items():
+    preset, settings, kinds = load_preset(name), cells(name, "laptop"), {}
+    beside_unlabelled = any(map(sees_unlabelled, settings.values()))
+    for label, s in settings.items():
         alone = s.method.name in ("local", "server-only") or s.general.control == "own"
-        if alone or (s.general.labels == "all" and any(map(sees_unlabelled, cells(name, "laptop").values()))):
+        if alone or (s.general.labels == "all" and beside_unlabelled):
             kinds.setdefault((s.method.name, s.general.control, s.general.labels), []).append(label)
     for folder in sorted((ROOT / "docs/results" / folder_name(name, "laptop")).glob("*/comparison.json")):
         stored = json.loads((folder.parent / "summaries.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from ...results.gains import gain_text
 from ..reproduce.table import markdown_table
 from .claim import CLAIMS, PAPERS, Claim, load_claims
 from .evidence import Evidence
-from .verdict import Finding, Verdict, verdict_of
+from .verdict import Finding, Verdict, deciding, verdict_of
 
 VERDICTS: tuple[Verdict, ...] = (
     "holds",
@@ -77,26 +77,24 @@ def _found(paper: str, evidence: Evidence) -> list[tuple[Claim, list[Finding]]]:
 
 
 def _against(judged: Mapping[str, Sequence[tuple[Claim, Sequence[Finding], Verdict]]]) -> str:
-    """What the claims that do not hold here divide into: those with a comparison that contradicts them, and the others."""
+    """What the claims that do not hold here divide into: those of which a comparison shows the opposite, and the others."""
     lost = [found for lines in judged.values() for _, found, verdict in lines if verdict == "does not hold here"]
     if not lost:
         return ""
-    contradicted = sum(any(f.contradicts for f in found if not f.stronger) for found in lost)
+    opposed = sum(any(f.opposes for f in deciding(found)) for found in lost)
     return (
-        f"\nOf the {len(lost)} that do not hold here, {contradicted} are contradicted by one comparison with the paper's "
-        f"rows or more, whose whole interval is on the other side; of the other {len(lost) - contradicted} these runs show "
-        "neither the claim nor its opposite.\n"
+        f"\nOf the {len(lost)} that do not hold here, {opposed} have a comparison that shows the opposite; of the other "
+        f"{len(lost) - opposed} these runs show neither the claim nor its opposite.\n"
     )
 
 
 def _count(findings: Sequence[Finding]) -> str:
-    """How many of the comparisons with the paper's rows show the claim, and how many contradict it."""
-    papers = [f for f in findings if f.measured and not f.stronger]
-    papers = papers or [f for f in findings if f.measured]  # as the verdict has it
-    if not papers:
+    """How many of the comparisons with the paper's rows show the claim, and how many the opposite."""
+    found = deciding(findings)
+    if not found:
         return ""
-    shown, against = sum(f.shows for f in papers), sum(f.contradicts for f in papers)
-    return f"<br>{shown} of {len(papers)} show it" + (f", {against} the opposite" if against else "")
+    shown, against = sum(f.shows for f in found), sum(f.opposes for f in found)
+    return f"<br>{shown} of {len(found)} show it" + (f", {against} the opposite" if against else "")
 
 
 def _entry(claim: Claim, findings: Sequence[Finding], verdict: Verdict) -> str:
@@ -136,5 +134,5 @@ def _effect(finding: Finding) -> str:
     bound = bound or (f" (asked: above {finding.least:g})".replace("-", "−") if finding.least else "")
     half = None if finding.counted else finding.gain.half
     effect = gain_text(finding.gain.mean, half, finding.gain.column.digits)
-    sign = "✓" if finding.shows else "✗" if finding.contradicts else "○"
+    sign = "✓" if finding.shows else "✗" if finding.opposes else "○"
     return f"{sign} {finding.better} − {finding.worse}{mark} {effect}{bound}"

@@ -10,7 +10,7 @@
 | does not hold here | no comparison with the paper's rows shows it: no interval is wholly above the least difference |
 
 *Does not hold here* says that these seeds, at this size, do not show it. It does not say that the opposite is true: how many
-comparisons contradict the claim, with their whole interval on the other side, is counted beside every verdict.
+comparisons show the opposite, with their whole interval on the other side, is counted beside every verdict.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Finding:
         return self.gain.mean - self.half > self.least + 1e-9
 
     @property
-    def contradicts(self) -> bool:
-        """Whether the whole interval lies on the other side: below the least difference, or outside the bounds."""
+    def opposes(self) -> bool:
+        """Whether it shows the opposite: the whole interval is below the least difference, or outside the bounds."""
         if self.gain is None or not self.measured:
             return False
         if self.within is not None:
@@ -92,6 +92,12 @@ class Finding:
     def half(self) -> float:
         """Half of the interval; 0 of counted numbers."""
         return 0.0 if self.counted or self.gain is None else self.gain.half or 0.0
+
+
+def deciding(findings: Sequence[Finding]) -> list[Finding]:
+    """The measured comparisons that decide: those with the paper's rows; where there are none, those with stronger ones."""
+    measured = [finding for finding in findings if finding.measured]
+    return [finding for finding in measured if not finding.stronger] or measured
 
 
 def verdict_of(findings: Sequence[Finding], cannot: str = "") -> Verdict:
@@ -106,13 +112,10 @@ def verdict_of(findings: Sequence[Finding], cannot: str = "") -> Verdict:
     """
     if cannot:
         return "cannot be tested here"
-    measured = [finding for finding in findings if finding.measured]
-    papers = [finding.shows for finding in measured if not finding.stronger]
-    ours = [finding.shows for finding in measured if finding.stronger]
-    if not measured or not (papers or ours):
-        return "not measured yet"
+    papers = [finding.shows for finding in deciding(findings)]
+    ours = [finding.shows for finding in findings if finding.measured and finding.stronger]
     if not papers:
-        papers = ours  # the paper compares with nothing that was measured, so the stronger rows decide
+        return "not measured yet"
     if not any(papers):
         return "does not hold here"
     missing = any(not finding.measured and not finding.stronger for finding in findings)
